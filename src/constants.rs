@@ -4,8 +4,8 @@
 pub const MAGIC: [u8; 8] = [0xDF, b'D', b'F', b'1', b'1', b'\r', b'\n', 0x1A];
 /// The major version that this crate reads and writes.
 pub const VERSION_MAJOR: u16 = 1;
-/// The minor version that this crate writes.
-pub const VERSION_MINOR: u16 = 0;
+/// The newest minor version that this crate writes, into files that need it.
+pub const VERSION_MINOR: u16 = 1;
 /// Bytes before the first section.
 pub const HEAD_BYTES: u64 = 4096;
 /// Bytes of the header, and of the footer.

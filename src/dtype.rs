@@ -6,7 +6,8 @@ macro_rules! dtypes {
     ($($variant:ident = $id:literal, $name:literal, $bits:literal;)*) => {
         /// The type of a tensor's elements, with the names and sizes of the safetensors format.
         ///
-        /// Only [`Dtype::BF16`] tensors are entropy-coded; the others are stored raw.
+        /// Tensors of BF16, F16, F32, `F8_E4M3` and `F8_E5M2` are entropy-coded; the others are
+        /// stored raw.
         #[allow(non_camel_case_types, missing_docs, reason = "the variants are named as \
         safetensors names them")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -21,6 +21,7 @@
 pub use crate::{
     encoding::{gap, stored, tile},
     error::{is_unseen, printable},
+    float::is_coded,
     io::FileReader,
     open::{
         Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,

@@ -58,6 +58,7 @@ mod demo;
 mod dtype;
 mod encoding;
 mod error;
+mod float;
 mod format;
 #[cfg(feature = "cudarc")]
 pub mod gpu;

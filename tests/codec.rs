@@ -1,7 +1,9 @@
-//! Both encodings against the reference decoder and a witness, for many distributions and sizes.
-//! Tests of one encoding alone are in `codec/gap.rs` and `codec/tile.rs`. The test vectors have
-//! arrays that break one rule; fuzz targets try any weights, ranges, chunks and damage.
+//! All encodings against the reference decoder and a witness, for many distributions and sizes.
+//! Tests of one encoding alone are in `codec`. The test vectors have arrays that break one rule;
+//! fuzz targets try any weights, ranges, chunks and damage.
 
+#[path = "codec/float.rs"]
+mod float;
 #[path = "codec/gap.rs"]
 mod gap;
 #[path = "../benches/support/normal.rs"]

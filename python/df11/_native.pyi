@@ -301,8 +301,8 @@ class Tensor(_Decoded):
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
-    """Its encoding: `gap`, `tile`, `raw`, or `unknown` for a newer version's. An alias has that of
-    its target.
+    """Its encoding: `gap`, `tile`, `float`, `raw`, or `unknown` for a newer version's. An alias has
+    that of its target.
     """
     target: Final[str]
     """The name of the tensor that holds its bytes: its own, except for an alias."""

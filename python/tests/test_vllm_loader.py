@@ -174,3 +174,17 @@ def test_revisions_and_subfolders_lead_nowhere_else(
             containers_of(model, revision, None, str(tmp_path))
         with pytest.raises(ValueError, match="leads out of the repository"):
             containers_of(model, None, revision, str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_floats_are_decoded_to_exact_values(tmp_path: Path, dtype: torch.dtype) -> None:
+    config = models.config_of("llama")
+    model = models.seeded(models.transformers.AutoModelForCausalLM.from_config(config))
+    before, folder = models.saved(model.float().to(dtype), tmp_path)
+    encodings = {tensor.encoding for tensor in df11.open(folder).values()}
+    assert "float" in encodings
+    expected, found = load_file(before / "model.safetensors"), read(folder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        loaded = found[name].decode() if isinstance(found[name], Deferred) else found[name]
+        assert loaded.dtype == dtype and torch.equal(loaded, value), name

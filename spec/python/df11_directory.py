@@ -36,8 +36,8 @@ MAX_CODE_LENGTH = 16
 
 WEIGHTS, SIDE_FILE, BESIDE = 0, 1, 2
 CODEBOOK, INDEX, BITSTREAM, PLANE, RAW, PREFIX, SIDE = range(1, 8)
-ALIAS, STORED_RAW, GAP, TILE = 0, 1, 2, 3
-ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE)
+ALIAS, STORED_RAW, GAP, TILE, FLOAT = 0, 1, 2, 3, 4
+ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE, FLOAT)
 BF16 = 15
 # Section 5: names and bits of an element by dtype.
 NAMES = dict(
@@ -55,7 +55,11 @@ KINDS = {
     STORED_RAW: [RAW],
     GAP: [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE],
     TILE: [CODEBOOK, INDEX, BITSTREAM, PLANE],
+    FLOAT: [CODEBOOK, INDEX, BITSTREAM, PLANE],
 }
+# Section 6.5: bits of the exponent by dtype, and the numbers of zero bits.
+EXPONENT_BITS = {7: 5, 8: 4, 14: 5, BF16: 8, 18: 8}
+ZERO_BITS = {7: (0,), 8: (0,), 14: (0,), BF16: (4,), 18: (0, 13, 16)}
 
 
 class FormatError(Exception):
@@ -372,9 +376,12 @@ class Directory:
         elif t.encoding == STORED_RAW:
             kinds = kinds if t.bytes else []
         else:
-            t.require(t.dtype == BF16 and t.elements > 0, "dtype")
+            of = ZERO_BITS.get(t.dtype, ()) if t.encoding == FLOAT else (0,) * (t.dtype == BF16)
+            zero_bits, named = t.parameters[3], 4 if t.encoding == FLOAT else 3
+            t.require(t.elements > 0 and bool(of), "dtype")
+            t.require(zero_bits in of, "parameters")
             t.require(t.array_count == len(kinds), "array_count")
-            named, codebook = 3, self.arrays_of(t)[0].length
+            codebook = self.arrays_of(t)[0].length
             lengths = (self._gap_lengths if t.encoding == GAP else self._tile_lengths)(t, codebook)
         t.require(not any(t.parameters[named:]), "parameters")
         t.require(t.array_count == len(kinds), "array_count")
@@ -395,7 +402,7 @@ class Directory:
         return [codebook, ceil_div(threads, 2), offsets, thread_bytes * threads, t.elements]
 
     def _tile_lengths(self, t: Tensor, codebook: int) -> list[int]:
-        """Section 6.4: parameters, and the lengths that follow from them."""
+        """Sections 6.4 and 6.5: parameters, and the lengths that follow from them."""
         tile_columns, columns, bit_count, _ = t.parameters
         t.require(tile_columns in (256, 8192), "parameters")
         matrix = columns >= 8 and columns % 8 == 0 and t.elements % columns == 0
@@ -407,10 +414,16 @@ class Directory:
         t.require(tiles < 2**32, "parameters")
         right = codebook % 2 == 0 and 26 <= codebook <= 26 + 2 * 4096
         require(right, f"{t.place}: a codebook of {codebook} bytes")
-        return [codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), t.elements]
+        plane = ceil_div(t.elements * kept_bits(t), 8)
+        return [codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), plane]
 
     def arrays_of(self, owner: File | Tensor) -> list[Array]:
         return self.arrays[owner.first_array : owner.first_array + owner.array_count]
+
+
+def kept_bits(t: Tensor) -> int:
+    """Bits of a weight in the plane of a tile or float tensor."""
+    return BITS[t.dtype] - EXPONENT_BITS[t.dtype] - t.parameters[3]
 
 
 def ascend(names: list[str], what: str) -> None:

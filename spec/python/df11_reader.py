@@ -20,6 +20,7 @@ from df11_directory import (
     BITS,
     CHECKSUM_CHUNK_BYTES,
     ENCODINGS,
+    EXPONENT_BITS,
     GAP,
     MAX_DIMENSIONS,
     NAMES,
@@ -33,10 +34,11 @@ from df11_directory import (
     Limit,
     Tensor,
     Unsupported,
+    kept_bits,
     require,
 )
 from df11_gap import Gap
-from df11_tile import Tile
+from df11_tile import Split, Tile
 
 __all__ = ["Container", "Corrupt", "FormatError", "Limit", "Unsupported"]
 
@@ -168,8 +170,14 @@ class Container(Directory):
 
     def _coded(self, t: Tensor) -> Gap | Tile:
         arrays = self.arrays_of(t)
-        kind = Gap if t.encoding == GAP else Tile
-        return kind(t.parameters, t.elements, lambda i, *part: self.read_array(arrays[i], *part))
+
+        def read(i: int, *part: int) -> bytes:
+            return self.read_array(arrays[i], *part)
+
+        if t.encoding == GAP:
+            return Gap(t.parameters, t.elements, read)
+        split = Split(BITS[t.dtype], EXPONENT_BITS[t.dtype], kept_bits(t))
+        return Tile(t.parameters, t.elements, split, read)
 
     def tensor(self, name: str) -> bytes:
         """The decoded bytes of a tensor (section 6)."""
@@ -179,8 +187,8 @@ class Container(Directory):
         return self._coded(t).decode(0, t.elements)
 
     def rows(self, name: str, first: int, count: int) -> bytes:
-        """The decoded bytes of some rows; of a gap or tile tensor, only the thread blocks or strips
-        that hold them are decoded. A tensor without dimensions is one row.
+        """The decoded bytes of some rows; of a coded tensor, only the thread blocks or strips that
+        hold them are decoded. A tensor without dimensions is one row.
         """
         t = self._resolve(name)
         rows = t.shape[0] if t.dimensions else 1

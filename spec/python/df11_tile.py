@@ -1,5 +1,5 @@
-"""The tile encoding (section 6.4 of spec/format.md): how a tensor is cut into tiles, its code, and
-the decoding of tiles.
+"""The encodings tile and float (sections 6.4 and 6.5 of spec/format.md): how a tensor is cut into
+tiles, its code, and the decoding of tiles.
 
 See df11_reader.py, which reads the arrays.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from df11_directory import Corrupt, ceil_div, require
-from df11_gap import Read, code_table, weights
+from df11_gap import Read, code_table
 
 TILE_WEIGHTS = 8192
 LANES = 32
@@ -64,6 +64,30 @@ class Matrix:
                 yield Unit(lane, row * self.columns + column, min(8, self.columns - column))
 
 
+class Split(NamedTuple):
+    """How a float is split: its bits, and those of its exponent and of what is kept."""
+
+    bits: int
+    exponent: int
+    kept: int
+
+    def plane_bytes(self, elements: int) -> int:
+        return ceil_div(elements * self.kept, 8)
+
+    def join(self, exponents: bytes, plane: bytes, verify: bool) -> bytes:
+        """The weights of a unit, of their exponents and its part of the plane."""
+        rest, out, low = int.from_bytes(plane, "little"), bytearray(), self.kept - 1
+        for exponent in exponents:
+            require(exponent < 1 << self.exponent, f"an exponent of {exponent}")
+            kept, rest = rest & (1 << self.kept) - 1, rest >> self.kept
+            magnitude = exponent << low | kept & (1 << low) - 1
+            zero_bits = self.bits - self.exponent - self.kept
+            weight = kept >> low << self.bits - 1 | magnitude << zero_bits
+            out += weight.to_bytes(self.bits // 8, "little")
+        require(not verify or not rest, "bits after the last weight of a unit are not zero")
+        return bytes(out)
+
+
 class PairCode:
     """The code of a tensor: lengths and values of pairs, or ESCAPE, by the next 12 bits."""
 
@@ -104,11 +128,14 @@ class Record(NamedTuple):
 
 
 class Tile:
-    """A tile tensor, whose parameters have been checked."""
+    """A tile or float tensor, whose parameters have been checked."""
 
-    def __init__(self, parameters: tuple[int, ...], elements: int, read: Read) -> None:
+    def __init__(
+        self, parameters: tuple[int, ...], elements: int, split: Split, read: Read
+    ) -> None:
         tile_columns, columns, self.bit_count, _ = parameters
         self.matrix, self._read = Matrix(tile_columns, columns, elements), read
+        self.split, self.size = split, split.bits // 8
         self.code = PairCode(read(0))
 
     def decode(self, start: int, end: int, verify: bool = False) -> bytes:
@@ -117,16 +144,17 @@ class Tile:
         low, high = start // m.strip_elements, ceil_div(end, m.strip_elements)
         first, last = low * m.strip_tiles, min(high * m.strip_tiles, m.tile_count)
         records, base = self._records(first, last), low * m.strip_elements
-        out = bytearray(2 * (m.plane_start(last) - base))
+        out = bytearray(self.size * (m.plane_start(last) - base))
         for i, record in zip(range(first, last), records):
             units = list(m.units(i))
             exponents = self._exponents(units, record, verify)
-            plane = self._read(3, m.plane_start(i), m.plane_start(i + 1))
+            part = (self.split.plane_bytes(m.plane_start(at)) for at in (i, i + 1))
+            plane = self._read(3, *part)
             for unit in units:
-                place = 2 * (unit.element - base)
-                made = weights(exponents[unit], plane[: unit.weights])
-                out[place : place + len(made)], plane = made, plane[unit.weights :]
-        return bytes(out[2 * (start - base) : 2 * (end - base)])
+                place, own = self.size * (unit.element - base), self.split.plane_bytes(unit.weights)
+                made = self.split.join(exponents[unit], plane[:own], verify)
+                out[place : place + len(made)], plane = made, plane[own:]
+        return bytes(out[self.size * (start - base) : self.size * (end - base)])
 
     def verify(self, _: bytes) -> None:
         """Checks that decoding does not make."""

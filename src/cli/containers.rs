@@ -13,6 +13,7 @@ use df11::{
         Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
         gap::GapGeometry,
+        is_coded,
     },
     source::{Component, LeftOut},
 };
@@ -148,7 +149,8 @@ impl Writing {
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored [default: tile, or gap if one of its numbers is given]
+    /// How BF16 tensors are stored (with raw all tensors, as they are) [default: tile, or gap if
+    /// one of its numbers is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
     /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]
@@ -351,7 +353,7 @@ fn text_of(report: &Report) -> String {
         lines.push(format!(
             "  weights   {:.2} bits per weight; the entropy limit is {:.2}",
             report.bits_per_weight(),
-            8.0 + report.entropy()
+            report.entropy_limit()
         ));
     }
     lines.push(format!(
@@ -376,8 +378,8 @@ fn text_of(report: &Report) -> String {
 fn raw(report: &Report) -> String {
     let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
         let reason = match dtype {
-            Dtype::BF16 => "small, would not shrink, or --layout raw",
-            _ => "only BF16 is compressed",
+            dtype if is_coded(*dtype) => "small, would not shrink, or --layout raw",
+            _ => "no float that is compressed",
         };
         format!("{} of {} ({reason})", text::bytes(bytes), dtype.name())
     };

@@ -19,7 +19,15 @@ pub const SECTION_PLANE: u32 = 4;
 /// The numbers of one coded tensor, from which the sizes of its arrays follow.
 pub trait CodedSizes: Debug {
     /// As in the tensor's record.
-    fn parameters(&self) -> [u64; 3];
+    fn parameters(&self) -> [u64; 4];
+
+    /// The number of weights.
+    fn elements(&self) -> u64;
+
+    /// Bytes of a decoded weight.
+    fn weight_bytes(&self) -> u64 {
+        2
+    }
 
     /// The kinds of its arrays' sections with their lengths in bytes: the codebook first, the plane
     /// last.
@@ -105,7 +113,7 @@ impl<'m, const N: usize> ReadArrays<'m> for [&'m [u8]; N] {
 /// Any bytes are safe to decode: every read stays in its array, every write in the output, each
 /// step consumes a bit or more, and codes that do not end where the index says are an error.
 pub trait DecodeArrays: Send + Sync {
-    /// Decodes weights into little-endian BF16, two bytes each.
+    /// Decodes weights, little-endian.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the arrays contradict themselves: then `out` holds anything;
@@ -135,7 +143,7 @@ pub trait DecodeArrays: Send + Sync {
         scratch: &mut Scratch,
         out: &mut [u8],
     ) -> Result<()> {
-        decode_rows(self, arrays, part, scratch, out)
+        decode_rows(self, 2, arrays, part, scratch, out)
     }
 
     /// Checks the whole index of some weights against their codes; costs at most about twice as
@@ -152,18 +160,19 @@ pub trait DecodeArrays: Send + Sync {
 }
 
 /// [`DecodeArrays::decode_columns`] out of whole rows: where codes have no columns, each row alone
-/// would decode its neighbours too.
+/// would decode its neighbours too. Weights have `each` bytes.
 pub(crate) fn decode_rows<D: DecodeArrays + ?Sized>(
     decoder: &D,
+    each: u64,
     arrays: &dyn ReadArrays<'_>,
     (rows, columns, width): (Range<u64>, Range<u64>, u64),
     scratch: &mut Scratch,
     out: &mut [u8],
 ) -> Result<()> {
-    let mut whole = vec![0; 2 * ((rows.end - rows.start) * width) as usize];
+    let mut whole = vec![0; (each * (rows.end - rows.start) * width) as usize];
     decoder.decode(arrays, rows.start * width..rows.end * width, scratch, &mut whole)?;
-    let wanted = 2 * columns.start as usize..2 * columns.end as usize;
-    let rows = whole.chunks(2 * width as usize).zip(out.chunks_mut(wanted.len()));
+    let wanted = (each * columns.start) as usize..(each * columns.end) as usize;
+    let rows = whole.chunks((each * width) as usize).zip(out.chunks_mut(wanted.len()));
     rows.for_each(|(row, out)| out.copy_from_slice(&row[wanted.clone()]));
     Ok(())
 }
@@ -207,14 +216,14 @@ impl<S: CodedSizes, const N: usize> EncodedTensor<S, N> {
         self.arrays.each_ref().map(Vec::as_slice)
     }
 
-    /// Decodes a range of weights into little-endian BF16.
+    /// Decodes a range of weights, little-endian.
     ///
     /// # Errors
     /// Like [`CodedSizes::prepare`] and [`DecodeArrays::decode`].
     pub fn decode(&self, elements: Range<u64>) -> Result<Vec<u8>> {
-        // The plane, which comes last, has a byte for each weight.
-        check_range("elements", &elements, self.sizes.arrays()[N - 1].1)?;
-        let mut weights = vec![0; 2 * (elements.end - elements.start) as usize];
+        check_range("elements", &elements, self.sizes.elements())?;
+        let each = self.sizes.weight_bytes();
+        let mut weights = vec![0; (each * (elements.end - elements.start)) as usize];
         let decoder = self.sizes.prepare(&self.views())?;
         decoder.decode(&self.views(), elements, &mut Scratch::default(), &mut weights)?;
         Ok(weights)

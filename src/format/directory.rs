@@ -17,14 +17,15 @@ use zerocopy::{
 };
 
 use super::records::{
-    ArrayRecord, BlockRecord, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS, FileRecord,
-    MetadataRecord, SectionRecord, TensorRecord, record,
+    ArrayRecord, BlockRecord, ENCODING_FLOAT, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS,
+    FileRecord, MetadataRecord, SectionRecord, TensorRecord, record,
 };
 use crate::{
-    Result,
-    constants::CHECKSUM_CHUNK_BYTES,
+    Dtype, Error, Result,
+    constants::{CHECKSUM_CHUNK_BYTES, VERSION_MINOR},
     dtype,
     encoding::{gap::GapSizes, stored::CodedSizes, tile},
+    float::FloatSplit,
 };
 
 record! {
@@ -87,6 +88,12 @@ impl Directory {
         bytes
     }
 
+    /// The minor version of the format that first had all that is in it.
+    pub fn version_minor(&self) -> u16 {
+        let has_floats = self.tensors.iter().any(|tensor| tensor.encoding == ENCODING_FLOAT);
+        if has_floats { VERSION_MINOR } else { 0 }
+    }
+
     /// A path or name in text. Right for the fields of a validated directory; empty for others.
     pub fn text_at(&self, offset: U64, length: U64) -> &str {
         let start = offset.get() as usize;
@@ -145,6 +152,8 @@ pub const fn chunk_count(section_length: u64) -> u64 {
 pub(crate) enum Coded {
     Gap(GapSizes),
     Tile(tile::TileSizes),
+    /// Tiles of other floats than BF16.
+    Float(tile::TileSizes),
 }
 
 impl Deref for Coded {
@@ -153,7 +162,7 @@ impl Deref for Coded {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::Gap(sizes) => sizes,
-            Self::Tile(sizes) => sizes,
+            Self::Tile(sizes) | Self::Float(sizes) => sizes,
         }
     }
 }
@@ -161,11 +170,20 @@ impl Deref for Coded {
 impl Coded {
     /// Whether tensors of the encoding with this number are coded.
     pub(crate) fn is_coded(encoding: u32) -> bool {
-        [ENCODING_GAP, ENCODING_TILE].contains(&encoding)
+        [ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT].contains(&encoding)
     }
 
-    /// Reads the sizes of a BF16 tensor, whose shape must exist, from its record; `None` if it is
-    /// not coded.
+    /// A tensor's split, if tensors of its dtype can have its encoding, which is a coded one.
+    pub(crate) fn split(tensor: &TensorRecord) -> Option<FloatSplit> {
+        let dtype = Dtype::from_id(tensor.dtype.get())?;
+        match tensor.encoding.get() {
+            ENCODING_FLOAT => FloatSplit::of(dtype, tensor.parameters[3].get()),
+            _ => (dtype == Dtype::BF16).then_some(FloatSplit::BF16),
+        }
+    }
+
+    /// Reads the sizes of a tensor, whose shape must exist, from its record; `None` if it is not
+    /// coded.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt) and [`Error::Limit`](crate::Error::Limit) if no
@@ -175,7 +193,7 @@ impl Coded {
         if !Self::is_coded(encoding) {
             return Ok(None);
         }
-        let [parameters @ .., _] = tensor.parameters.map(U64::get);
+        let [parameters @ .., zero_bits] = tensor.parameters.map(U64::get);
         let elements = dtype::elements(&tensor.dimensions())?;
         let codebook = directory.arrays[tensor.array_range()].first();
         let codebook = codebook.map_or(0, |array| array.length.get());
@@ -183,6 +201,14 @@ impl Coded {
             ENCODING_GAP => Self::Gap(GapSizes::of_record(parameters, elements, codebook)?),
             ENCODING_TILE => {
                 Self::Tile(tile::TileSizes::of_record(parameters, elements, codebook)?)
+            }
+            ENCODING_FLOAT => {
+                let split = Self::split(tensor).ok_or_else(|| {
+                    let problem = format!("no such float has {zero_bits} zero bits");
+                    Error::corrupt("float layout", 0, problem)
+                })?;
+                let sizes = tile::TileSizes::of_record(parameters, elements, codebook)?;
+                Self::Float(sizes.split_as(split))
             }
             _ => return Ok(None),
         }))
@@ -193,6 +219,7 @@ impl Coded {
         match self {
             Self::Gap(_) => ENCODING_GAP,
             Self::Tile(_) => ENCODING_TILE,
+            Self::Float(_) => ENCODING_FLOAT,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     Error, Result,
     constants::{
         ARRAY_ALIGNMENT, HEAD_BYTES, HEADER_BYTES, MAGIC, MAX_DIRECTORY_BYTES, MAX_FILE_BYTES,
-        SECTION_ALIGNMENT, VERSION_MAJOR, VERSION_MINOR, align,
+        SECTION_ALIGNMENT, VERSION_MAJOR, align,
     },
 };
 
@@ -73,7 +73,6 @@ impl Header {
         Self {
             magic: MAGIC,
             version_major: VERSION_MAJOR.into(),
-            version_minor: VERSION_MINOR.into(),
             state: STATE_UNFINISHED.into(),
             ..Self::default()
         }
@@ -96,6 +95,13 @@ impl Header {
         check_file_length(file_length)?;
         header.file_length = file_length.into();
         Ok(header.sealed())
+    }
+
+    /// The same header with a minor version, which is 0 otherwise.
+    #[must_use]
+    pub fn with_minor(mut self, minor: u16) -> Self {
+        self.version_minor = minor.into();
+        self.sealed()
     }
 
     /// The same header with its checksum made right; for writers and tests that change fields.

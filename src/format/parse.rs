@@ -7,8 +7,8 @@ use super::{
     check::{Check, corrupt, require},
     directory::{Coded, Directory},
     records::{
-        ArrayRecord, ENCODING_ALIAS, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK, SECTION_PREFIX,
-        SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
+        ArrayRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK,
+        SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
     },
 };
 use crate::{
@@ -301,12 +301,15 @@ impl TensorCheck<'_> {
     }
 
     fn coded(&self, dtype: Dtype, count: u64) -> Result<()> {
-        self.parameters(3)?;
-        let is_codable = dtype == Dtype::BF16 && count > 0;
-        self.require(is_codable, "only BF16 tensors with elements can be coded")?;
+        self.parameters(if self.record.encoding == ENCODING_FLOAT { 4 } else { 3 })?;
+        let split = Coded::split(self.record).filter(|_| count > 0);
+        let split = split.ok_or_else(|| {
+            self.corrupt(format_args!("{} tensors are not coded so, nor empty ones", dtype.name()))
+        })?;
         // The plane first: once it is known to be there, no other size can be large for nothing.
         let plane = self.check.arrays.records[self.record.array_range()].last();
-        self.require(plane.is_some_and(|plane| plane.length == count), WRONG_ARRAYS)?;
+        let bytes = split.plane_bytes(count);
+        self.require(plane.is_some_and(|plane| plane.length == bytes), WRONG_ARRAYS)?;
         let sizes = Coded::of(self.check.directory, self.record).map_err(|error| match error {
             limit @ Error::Limit { .. } => limit,
             error => self.corrupt(error),

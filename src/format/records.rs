@@ -34,6 +34,8 @@ pub const ENCODING_RAW: u32 = 1;
 pub const ENCODING_GAP: u32 = 2;
 /// `encoding` of a [`TensorRecord`]: Huffman-coded pairs of exponents, in tiles.
 pub const ENCODING_TILE: u32 = 3;
+/// `encoding` of a [`TensorRecord`]: as tiles, of another float than BF16.
+pub const ENCODING_FLOAT: u32 = 4;
 
 /// The name of a section kind of this version, or `None`.
 pub const fn section_name(kind: u32) -> Option<&'static str> {

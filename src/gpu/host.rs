@@ -35,8 +35,8 @@ const SHARE_PERCENT: u64 = 95;
 /// in the byte's whole block the kernels found neither bits that are not a code, nor a gap or an
 /// output offset that contradicts the codes. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it proves nothing
-/// about the CPU's decoding. In full verifications the CPU checks the records of tensors in `tile`,
-/// and the bits between their codes.
+/// about the CPU's decoding. The CPU decodes tensors in `float` at the load. In full verifications
+/// it checks the records of tensors in `tile` and `float`, and the bits between their codes.
 ///
 /// It refuses tensors of a block that the plan leaves out, even empty ones.
 #[derive(Debug)]
@@ -168,7 +168,7 @@ impl Decoder for GpuDecoder<'_> {
             return refuse(problem, "load its own model");
         }
         let (entry, _) = self.model.inner.tensor(tensor.name())?;
-        let cpu = tensor.target().encoding() == Encoding::Tile;
+        let cpu = matches!(tensor.target().encoding(), Encoding::Tile | Encoding::Float);
         let cpu = cpu.then(|| Cpu.prepare(tensor)).transpose()?;
         Ok(Box::new(PreparedOnGpu { decoder: self, tensor, entry, cpu }))
     }

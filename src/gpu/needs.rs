@@ -46,7 +46,7 @@ pub(super) struct Footprint {
     /// Matrices for the fast layout. The room also suffices for one that has too many exceptions
     /// and stays as stored.
     pub(super) matrices: Vec<(TensorId, u64)>,
-    /// Decode tables of tensors that kernels decode.
+    /// Decode tables of tensors that kernels decode, and tensors that the host decodes.
     pub(super) tables: Vec<(TensorId, u64)>,
     /// Most bytes of everything except decode tables, whether matrices become fast or stay as
     /// stored.
@@ -108,7 +108,9 @@ impl Footprint {
             // No overflow: the sections of a file lie below 2^63.
             align(length, SECTION_ALIGNMENT).unwrap_or(length)
         };
-        let loaded_bytes = sections.iter().map(|&id| section_length(model, id)).sum();
+        let loaded = sections.iter().map(|&id| section_length(model, id));
+        let decoded = ids.iter().filter_map(|&id| decoded_length(model, id));
+        let loaded_bytes = loaded.chain(decoded).sum();
         let sections: Vec<_> = sections.into_iter().map(|id| (id, bytes(id))).collect();
         let tables = ids.iter().filter_map(|&id| table_of(model, id)).collect();
         let bytes = sections.iter().map(|(_, bytes)| bytes).sum();
@@ -123,7 +125,7 @@ impl Footprint {
                 continue;
             }
             let lengths = arrays_of(model, id).map(|array| array_length(model, array));
-            all.loaded_bytes += lengths.sum::<u64>();
+            all.loaded_bytes += lengths.chain(decoded_length(model, id)).sum::<u64>();
             let arrays = arrays_of(model, id).map(|array| (array, array_bytes(model, array)));
             let stored: u64 = arrays.clone().map(|(_, bytes)| bytes).sum();
             let Some(sizes) = fast_sizes(&tensor)? else {
@@ -157,19 +159,32 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
-/// The decode table of a tensor, if a kernel decodes the tensor.
+/// Bytes of a tensor that the host decodes, because no kernel does.
+pub(super) fn decoded_length(model: &Model, id: TensorId) -> Option<u64> {
+    let tensor = model.tensor_at(id);
+    (tensor.encoding() == Encoding::Float).then(|| tensor.byte_length().unwrap_or(0))
+}
+
+/// The decode table of a tensor, if a kernel decodes the tensor; or the place of a decoded one.
 fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     match model.tensor_at(id).encoding() {
         Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
         Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
+        Encoding::Float => {
+            let bytes = decoded_length(model, id)?.next_multiple_of(ARRAY_ALIGNMENT);
+            Some((id, bytes))
+        }
         Encoding::Alias | Encoding::Raw | Encoding::Unknown(_) => None,
     }
 }
 
 /// The arrays of a tensor that a GPU reads. An alias has none: its target is in the same block
-/// (spec/format.md, section 6). The host reads codebooks.
+/// (spec/format.md, section 6). Nor has a tensor that the host decodes. The host reads codebooks.
 pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
     let arrays = model.tensor_at(id).record().array_range();
-    let codebooks = usize::from(table_of(model, id).is_some());
-    (arrays.start + codebooks..arrays.end).map(move |array| (id.0, array))
+    let on_host = match model.tensor_at(id).encoding() {
+        Encoding::Float => arrays.len(),
+        _ => usize::from(table_of(model, id).is_some()),
+    };
+    (arrays.start + on_host..arrays.end).map(move |array| (id.0, array))
 }

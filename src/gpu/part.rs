@@ -8,7 +8,9 @@ use rayon::prelude::*;
 
 use super::linear::arrival::{FastLoad, FastRequest, load_fast};
 use super::linear::task::fast_bytes;
-use super::needs::{self, ArrayId, Footprint, Needs, SectionId, TensorId, array_bytes};
+use super::needs::{
+    self, ArrayId, Footprint, Needs, SectionId, TensorId, array_bytes, decoded_length,
+};
 use super::stored::{Addresses, Held, Tensors};
 use super::streamer::{Streamer, Transfer};
 use super::task::{KERNELS, TILE_TABLE_BYTES, TableAddresses};
@@ -70,11 +72,13 @@ impl DevicePart {
     }
 
     pub(super) fn deliveries<'m>(&self, model: &'m Model) -> Vec<Delivery<'m>> {
-        let Held { sections, arrays, .. } = &self.held;
+        let Held { sections, arrays, tables, .. } = &self.held;
         let sections = sections.iter().map(|(id, &to)| (id.0, Origin::Section(id.1), to));
         let arrays = arrays.iter().map(|(id, &to)| (id.0, Origin::Array(id.1), to));
+        let decoded = tables.iter().filter(|(id, _)| decoded_length(model, **id).is_some());
+        let decoded = decoded.map(|(id, &to)| (id.0, Origin::Decoded(id.1), to));
         let delivery = |(shard, from, to)| Delivery { shard: &model.shards()[shard], from, to };
-        let mut deliveries: Vec<_> = sections.chain(arrays).map(delivery).collect();
+        let mut deliveries: Vec<_> = sections.chain(arrays).chain(decoded).map(delivery).collect();
         // Ordered by address, which is mostly the order in the files.
         deliveries.sort_by_key(|delivery| delivery.to);
         deliveries
@@ -217,7 +221,8 @@ pub(super) fn build_tables(
     let stream = device.copies();
     let (mut codebooks, mut tasks) = (Vec::new(), <[Vec<TableAddresses>; KERNELS]>::default());
     for (tensor, &table) in tables {
-        let coded = stored[tensor].coded().expect("coded tensors have tables");
+        // What the host decodes has a place among them, and no table.
+        let Some(coded) = stored[tensor].coded() else { continue };
         let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
         tasks[coded.kernel()].push(TableAddresses { codebook, table, codebook_bytes });
         codebooks.extend(&coded.codebook);

@@ -274,6 +274,7 @@ impl ProgramDraft {
                 _ if let Some(arrays) = fast => Some(DirectSource::Fast(Arc::clone(arrays))),
                 Stored::Empty => None,
                 Stored::Raw(array) => Some(DirectSource::Raw(addresses.array(*array))),
+                Stored::Decoded(id) => Some(DirectSource::Raw(addresses.held.tables[id])),
                 Stored::Coded(coded) => {
                     let launch = &mut self.parts[coded.kernel()];
                     let (task, units) = coded.task(&part, to, launch.units, addresses)?;

@@ -10,7 +10,8 @@ use super::linear::fast::FastArrays;
 use super::needs::{ArrayId, SectionId, TensorId};
 use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
-use crate::encoding::gap;
+use crate::encoding::gap::{self, GapSizes};
+use crate::encoding::stored::CodedSizes;
 use crate::encoding::tile::{self, Codebook, TileSizes};
 use crate::open::Rect;
 use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
@@ -56,15 +57,24 @@ pub(super) struct ArrayPlace {
 pub(super) enum Stored {
     Empty,
     Raw(ArrayPlace),
+    /// Decoded by the host, since no kernel decodes its encoding.
+    Decoded(TensorId),
     /// The arrays of an encoding with kernels.
     Coded(CodedTensor),
+}
+
+/// The sizes of a tensor that a kernel decodes.
+#[derive(Debug)]
+enum Sizes {
+    Gap(GapSizes),
+    Tile(TileSizes),
 }
 
 /// A tensor that a kernel decodes.
 #[derive(Debug)]
 pub(super) struct CodedTensor {
     pub(super) id: TensorId,
-    sizes: Coded,
+    sizes: Sizes,
     /// The codebook, from which its decode table is built.
     pub(super) codebook: Box<[u8]>,
     /// Places of its other arrays, in their order.
@@ -85,7 +95,13 @@ impl Stored {
     pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(coded) => Self::Coded(CodedTensor::read(tensor, id, coded, validate)?),
+            Some(Coded::Float(_)) => Self::Decoded(id),
+            Some(Coded::Gap(sizes)) => {
+                Self::Coded(CodedTensor::read(tensor, id, Sizes::Gap(sizes), validate)?)
+            }
+            Some(Coded::Tile(sizes)) => {
+                Self::Coded(CodedTensor::read(tensor, id, Sizes::Tile(sizes), validate)?)
+            }
             None if tensor.byte_length()? == 0 => Self::Empty,
             None => Self::Raw(place(tensor, id, 0)),
         })
@@ -98,7 +114,9 @@ impl Stored {
                 let sizes = coded.tile_sizes();
                 rect.is_run() || sizes.is_some_and(|sizes| has_rows_of(sizes, rect.width))
             }
-            Self::Raw(_) | Self::Empty => rect.is_run() || rect.width <= MOST_PITCH,
+            Self::Raw(_) | Self::Decoded(_) | Self::Empty => {
+                rect.is_run() || rect.width <= MOST_PITCH
+            }
         }
     }
 
@@ -116,11 +134,11 @@ fn place(tensor: &Tensor<'_>, (shard, _): TensorId, array: usize) -> ArrayPlace 
 }
 
 impl CodedTensor {
-    fn read(tensor: &Tensor<'_>, id: TensorId, sizes: Coded, validate: bool) -> Result<Self> {
+    fn read(tensor: &Tensor<'_>, id: TensorId, sizes: Sizes, validate: bool) -> Result<Self> {
         let locate = |error| tensor.locate(error);
-        let read = |array| sizes.read_whole(tensor, array).map_err(locate);
         let (codebook, output_offsets, staged_bytes): (Box<[u8]>, Box<[u8]>, _) = match &sizes {
-            Coded::Gap(sizes) => {
+            Sizes::Gap(sizes) => {
+                let read = |array| sizes.read_whole(tensor, array).map_err(locate);
                 let codebook = read(gap::CODEBOOK)?;
                 let output_offsets = read(gap::OUTPUT_OFFSETS)?;
                 if validate {
@@ -129,7 +147,8 @@ impl CodedTensor {
                 }
                 (codebook[..CODE_LENGTHS_BYTES].into(), output_offsets.into_owned().into(), 0)
             }
-            Coded::Tile(sizes) => {
+            Sizes::Tile(sizes) => {
+                let read = |array| sizes.read_whole(tensor, array).map_err(locate);
                 let codebook = read(tile::CODEBOOK)?;
                 // Not kept: the numbers of a range give its tiles.
                 let records = read(tile::RECORDS)?;
@@ -148,15 +167,15 @@ impl CodedTensor {
     /// The decode kernel that it needs.
     pub(super) fn kernel(&self) -> usize {
         let bytes = match &self.sizes {
-            Coded::Gap(sizes) => sizes.geometry().bytes_per_thread(),
-            Coded::Tile(_) => return TILE_KERNEL,
+            Sizes::Gap(sizes) => sizes.geometry().bytes_per_thread(),
+            Sizes::Tile(_) => return TILE_KERNEL,
         };
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
     }
 
     pub(super) fn tile_sizes(&self) -> Option<&TileSizes> {
-        if let Coded::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
+        if let Sizes::Tile(sizes) = &self.sizes { Some(sizes) } else { None }
     }
 
     /// Device addresses of a tensor in tiles with these sizes.
@@ -192,8 +211,8 @@ impl CodedTensor {
     ) -> Result<(DecodeTask, u64)> {
         let elements = rect.elements();
         let sizes = match &self.sizes {
-            Coded::Gap(sizes) => sizes,
-            Coded::Tile(sizes) => {
+            Sizes::Gap(sizes) => sizes,
+            Sizes::Tile(sizes) => {
                 sizes.strips_of(&elements)?;
                 let (source, wanted) = self.tile_source(sizes, rect, addresses);
                 let task = TileTask::new(&source, &elements, &wanted, output, first_unit);
@@ -269,7 +288,7 @@ fn has_rows_of(sizes: &TileSizes, width: u64) -> bool {
 /// Tensors of one block, whose arrays lie in as many sections, 256 bytes from their starts.
 #[cfg(test)]
 pub(super) mod samples {
-    use super::{ArrayPlace, Coded, CodedTensor, Stored};
+    use super::{ArrayPlace, CodedTensor, Sizes, Stored};
     use crate::encoding::{gap, tile};
 
     fn place(section: usize) -> ArrayPlace {
@@ -280,7 +299,7 @@ pub(super) mod samples {
         Stored::Raw(ArrayPlace { offset, ..place(section) })
     }
 
-    fn coded(id: usize, sizes: Coded, output_offsets: Vec<u8>, staged_bytes: u32) -> Stored {
+    fn coded(id: usize, sizes: Sizes, output_offsets: Vec<u8>, staged_bytes: u32) -> Stored {
         let places = [0, 1, 2, 3].map(place).into();
         let (codebook, output_offsets) = (Box::default(), output_offsets.into());
         let id = (0, id);
@@ -291,7 +310,7 @@ pub(super) mod samples {
         let geometry = gap::GapGeometry::new(bytes_per_thread, 64).unwrap();
         let tensor = gap::encode_tensor(weights, geometry, 1000).unwrap();
         let [_, _, output_offsets, ..] = tensor.arrays;
-        coded(0, Coded::Gap(tensor.sizes), output_offsets, 0)
+        coded(0, Sizes::Gap(tensor.sizes), output_offsets, 0)
     }
 
     /// One row of tiles.
@@ -299,6 +318,6 @@ pub(super) mod samples {
         let geometry = tile::TileGeometry::vector(weights.len() as u64 / 2).unwrap();
         let tensor = tile::encode_tensor(weights, geometry).unwrap();
         let staged_bytes = tile::staged_bytes(&tensor.arrays[tile::RECORDS]);
-        coded(1, Coded::Tile(tensor.sizes), Vec::new(), staged_bytes)
+        coded(1, Sizes::Tile(tensor.sizes), Vec::new(), staged_bytes)
     }
 }

@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUdeviceptr;
 use rayon::prelude::*;
 
 use super::{device::Device, fault::OrFault, pinned::Pinned};
-use crate::open::{Shard, Tiles};
+use crate::open::{Cpu, Decoder, Shard, Tiles};
 use crate::progress::{Observer, Stage, advance};
 use crate::{Error, Model, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
 
@@ -20,14 +20,16 @@ pub(super) const BUFFERS: usize = 2;
 /// More readers than these slow each other down.
 const MAX_READERS: usize = 12;
 
-/// A section or an array that goes to the device as it is, by its index.
+/// A section or an array that goes to the device as it is, or a tensor that is decoded before, by
+/// its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     Section(usize),
     Array(usize),
+    Decoded(usize),
 }
 
-/// A section or an array, and its device address.
+/// A section, an array or a tensor, and its device address.
 pub(super) struct Delivery<'m> {
     pub(super) shard: &'m Shard,
     pub(super) from: Origin,
@@ -46,6 +48,7 @@ fn pieces<'d>(deliveries: &'d [Delivery<'d>]) -> Vec<(&'d Delivery<'d>, Range<u6
         let length = match of.from {
             Origin::Section(section) => directory.sections[section].length.get(),
             Origin::Array(array) => directory.arrays[array].length.get(),
+            Origin::Decoded(tensor) => of.shard.tensor_at(tensor).byte_length().unwrap_or(0),
         };
         parallel::cut(0..length, PIECE_BYTES, 1).map(move |range| (of, range))
     };
@@ -57,6 +60,9 @@ impl Delivery<'_> {
         match self.from {
             Origin::Section(section) => self.shard.read_chunks(section, range.clone(), out),
             Origin::Array(array) => self.shard.read_array_part(array, range, range, out),
+            Origin::Decoded(tensor) => {
+                Cpu.prepare(self.shard.tensor_at(tensor))?.read(range.clone(), out)
+            }
         }
     }
 }

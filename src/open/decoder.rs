@@ -143,7 +143,8 @@ impl<'m> TensorReader<'m> {
         match &self.coded {
             Some((sizes, decoder)) if !rect.is_run() || sizes.grain_rows(rect.width).is_some() => {
                 let Rect { rows, columns, width } = rect;
-                let part = (rows, columns.start / 2..columns.end / 2, width / 2);
+                let each = sizes.weight_bytes();
+                let part = (rows, columns.start / each..columns.end / each, width / each);
                 self.with_scratch(|scratch| {
                     decoder.decode_columns(&self.tensor, part, scratch, out)
                 })
@@ -175,20 +176,26 @@ impl PreparedTensor for TensorReader<'_> {
                 out.copy_from_slice(self.tensor.read_with(0, range, &mut scratch.plane)?);
                 Ok(())
             }
-            Some((_, decoder)) => {
-                decoder.decode(&self.tensor, range.start / 2..range.end / 2, scratch, out)
+            Some((sizes, decoder)) => {
+                decoder.decode(&self.tensor, weights(sizes, &range), scratch, out)
             }
         })
     }
 
     fn verify_index(&self, range: Range<u64>) -> Result<()> {
         match &self.coded {
-            Some((_, decoder)) if !range.is_empty() => self.with_scratch(|scratch| {
-                decoder.verify(&self.tensor, range.start / 2..range.end / 2, scratch)
+            Some((sizes, decoder)) if !range.is_empty() => self.with_scratch(|scratch| {
+                decoder.verify(&self.tensor, weights(sizes, &range), scratch)
             }),
             _ => Ok(()),
         }
     }
+}
+
+/// The weights of a range of a tensor's bytes.
+fn weights(sizes: &Coded, bytes: &Range<u64>) -> Range<u64> {
+    let each = sizes.weight_bytes();
+    bytes.start / each..bytes.end / each
 }
 
 /// How often each exponent of a BF16 tensor occurs. Decodes the tensor, piece by piece.

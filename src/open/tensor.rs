@@ -8,7 +8,9 @@ use crate::{
     encoding::tile::{self, OwnedArrays, TileSizes},
     format::{
         Coded,
-        records::{ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord},
+        records::{
+            ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord,
+        },
     },
 };
 
@@ -24,6 +26,8 @@ pub enum Encoding {
     Gap,
     /// Huffman-coded pairs of exponents, in tiles.
     Tile,
+    /// Tiles of a float other than BF16: FP8, F16 or F32.
+    Float,
     /// An encoding that this version does not know; the tensor cannot be decoded.
     Unknown(u32),
 }
@@ -35,6 +39,7 @@ impl Encoding {
             ENCODING_RAW => Self::Raw,
             ENCODING_GAP => Self::Gap,
             ENCODING_TILE => Self::Tile,
+            ENCODING_FLOAT => Self::Float,
             id => Self::Unknown(id),
         }
     }
@@ -46,6 +51,7 @@ impl Encoding {
             Self::Raw => "raw",
             Self::Gap => "gap",
             Self::Tile => "tile",
+            Self::Float => "float",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -78,6 +84,12 @@ impl Shard {
     /// Its tensors, ascending by name.
     pub(super) fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         (0..self.directory.tensors.len()).map(|index| Tensor::new(self, index))
+    }
+
+    /// The tensor at this index of its directory.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn tensor_at(&self, index: usize) -> Tensor<'_> {
+        Tensor::new(self, index)
     }
 
     /// The tensor with this name.

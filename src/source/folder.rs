@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     Dtype, Error, Result,
+    float::is_coded,
     io::read_regular,
     paths::{check_path, configs, folder_of, is_safetensors},
 };
@@ -159,7 +160,7 @@ impl Source {
         self.notes.extend(dfloat11::import(&mut self.weights, root)?);
         self.check_names()?;
         let is_bf16 = |file: &LeftOut| file.reason == index::variant_reason("bf16");
-        if little_to_code(&self.weights).is_some() && self.left_out.iter().any(is_bf16) {
+        if is_little_bf16(&self.weights) && self.left_out.iter().any(is_bf16) {
             let note = "a BF16 variant of these weights was left out: --variant bf16 takes it";
             self.notes.push(note.to_owned());
         }
@@ -294,32 +295,43 @@ fn is_other_format(path: &str) -> bool {
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))
 }
 
-/// Notes that less than half of the weights' bytes are BF16, the dtype that is coded.
+/// Whether less than half of the weights' bytes are BF16.
+fn is_little_bf16(weights: &[WeightsFile]) -> bool {
+    let tensors = || weights.iter().flat_map(|file| &file.tensors);
+    let bf16 = tensors().filter(|tensor| tensor.dtype == Dtype::BF16);
+    let total: u64 = tensors().map(|tensor| tensor.length).sum();
+    bf16.map(|tensor| tensor.length).sum::<u64>() < total.div_ceil(2)
+}
+
+/// Notes that less than half of the weights' bytes are floats that are coded.
 pub(super) fn little_to_code<'a>(
     weights: impl IntoIterator<Item = &'a WeightsFile>,
 ) -> Option<String> {
-    let mut bytes: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut others: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut coded = 0;
     for tensor in weights.into_iter().flat_map(|file| &file.tensors) {
-        *bytes.entry(tensor.dtype.name()).or_default() += tensor.length;
+        if is_coded(tensor.dtype) {
+            coded += tensor.length;
+        } else {
+            *others.entry(tensor.dtype.name()).or_default() += tensor.length;
+        }
     }
-    let total: u64 = bytes.values().sum();
-    let coded = bytes.remove(Dtype::BF16.name()).unwrap_or_default();
+    let total = coded + others.values().sum::<u64>();
     if total == 0 || coded >= total.div_ceil(2) {
         return None;
     }
-    let (most, _) = bytes.into_iter().max_by_key(|&(_, count)| count)?;
+    let (most, _) = others.into_iter().max_by_key(|&(_, count)| count)?;
     let how_much = match coded {
-        0 => "none of the weights are BF16".to_owned(),
+        0 => "none of the weights are floats that df11 compresses".to_owned(),
         _ => format!(
-            "only {:.1} % of the weights' bytes are BF16",
+            "only {:.1} % of the weights' bytes are floats that df11 compresses",
             100.0 * coded as f64 / total as f64
         ),
     };
     Some(format!(
-        "{how_much} (most are {most}): df11 compresses BF16 only, and stores everything else \
-        unchanged. Converting the model to BF16 would round its weights, which changes its \
-        answers. If you want that, run model.to(torch.bfloat16).save_pretrained(...) and compress \
-        the result"
+        "{how_much} (most are {most}): everything else is stored unchanged. df11 compresses BF16, \
+        F16, F32, F8_E4M3 and F8_E5M2. Compress the checkpoint that these weights were made from, \
+        if it has such floats"
     ))
 }
 

@@ -21,8 +21,8 @@ use super::{
     options::Layout,
 };
 use crate::{
-    Dtype, Error, Result, encoding::gap::GapGeometry, huffman::Histogram, open::hash, parallel,
-    progress::Observer, source::SourceTensor,
+    Dtype, Error, Result, encoding::gap::GapGeometry, float::is_coded, huffman::Histogram,
+    open::hash, parallel, progress::Observer, source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
@@ -152,13 +152,14 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
     #[expect(clippy::cast_sign_loss, reason = "the caller checked that it is positive")]
     let bits = |elements: u64| (elements as f64 * exponent_bits) as u64;
     let tensors = file.file.tensors.iter().map(|tensor| {
-        let elements = tensor.length / 2;
-        let coding = match (work(layout, tensor), layout) {
-            (PieceWork::None, _) | (_, Layout::Raw) => None,
-            (_, Layout::Gap(geometry)) => {
+        let (dtype, shape) = (tensor.dtype, &tensor.shape);
+        let elements = 8 * tensor.length / dtype.bits();
+        let coding = match work(layout, tensor) {
+            PieceWork::None => None,
+            PieceWork::Exponents(geometry) => {
                 Some(coding::assume_gap(geometry, elements, bits(elements))?)
             }
-            (_, Layout::Tile) => Some(coding::assume_tile(&tensor.shape, bits(elements))?),
+            _ => Some(coding::assume_tile(dtype, shape, bits(elements))?),
         };
         let hash = *blake3::hash(tensor.name.as_bytes()).as_bytes();
         Ok(TensorAnalysis { hash, fingerprint: 0, coding })
@@ -198,11 +199,12 @@ fn batches(
 /// The work on a tensor.
 fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
     match layout {
-        _ if tensor.dtype != Dtype::BF16 || tensor.length < MIN_CODED_BYTES => PieceWork::None,
+        _ if tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
-        Layout::Gap(geometry) => PieceWork::Exponents(geometry),
-        Layout::Tile if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
-        Layout::Tile => PieceWork::Pairs,
+        Layout::Gap(geometry) if tensor.dtype == Dtype::BF16 => PieceWork::Exponents(geometry),
+        _ if !is_coded(tensor.dtype) => PieceWork::None,
+        _ if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
+        _ => PieceWork::Pairs,
     }
 }
 
@@ -256,9 +258,10 @@ impl<'a> Pass<'a> {
                 PieceWork::None => {}
                 PieceWork::Exponents(_) => found.exponents = Some(Histogram::of(part).into()),
                 PieceWork::Whole => {
-                    found.coding = coding::measure_whole(&self.tensor(piece).shape, part)?;
+                    let SourceTensor { dtype, shape, .. } = self.tensor(piece);
+                    found.coding = coding::measure_whole(*dtype, shape, part)?;
                 }
-                PieceWork::Pairs => self.pairs.add(part),
+                PieceWork::Pairs => self.pairs.add(self.tensor(piece).dtype, part),
             }
             found.fingerprint = fingerprint(piece.range.start, part);
             Ok(found)
@@ -309,7 +312,8 @@ impl<'a> Pass<'a> {
             weights.resize((range.end - range.start) as usize, 0);
             self.file.read(tensor.offset + range.start, weights)
         };
-        coding::measure(&tensor.shape, &self.pairs.take(), read, self.observer)
+        let of = (tensor.dtype, &tensor.shape[..]);
+        coding::measure(of, &self.pairs.take(), read, self.observer)
     }
 }
 

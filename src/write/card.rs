@@ -169,7 +169,7 @@ pub(super) fn write(
         back. Container format df11, version {VERSION_MAJOR}, by the method of \
         [DFloat11](https://arxiv.org/abs/2504.11651).\n\n\
          | | |\n|---|---|\n| before | {before} bytes |\n| after | {after} bytes ({ratio:.1} %) |\n\
-         | bits per weight | {bits:.2} of 16 |\n| {what} (BLAKE3) | `{identity}` |\n\n\
+         | bits per weight | {bits:.2} of {source_bits} |\n| {what} (BLAKE3) | `{identity}` |\n\n\
          Load it with the Python package `df11`. `from_pretrained` needs no `import df11` if pip \
          installed the package:\n\n\
          ```python\n{python}\n```\n{serve}\n\
@@ -179,6 +179,7 @@ pub(super) fn write(
         after = report.stored_bytes,
         ratio = 100.0 * report.ratio(),
         bits = report.bits_per_weight(),
+        source_bits = (100.0 * report.source_bits_per_weight()).round() / 100.0,
         python = loading.python,
         serve = if loading.is_served { &serve } else { "" },
     );

@@ -21,11 +21,12 @@ use std::{
 };
 
 use crate::{
-    Result,
+    Dtype, Result,
     encoding::{
         gap::{GapGeometry, GapSizes},
         tile::{Codebook, Encoder, PairHistogram, TileGeometry, TileSizes},
     },
+    float::FloatSplit,
     format::Coded,
     huffman::{self, CodeLengths, Histogram},
     parallel,
@@ -152,9 +153,9 @@ impl Default for PairCounts {
 
 impl PairCounts {
     /// Counts consecutive weights of a tensor, from an even element on.
-    pub(super) fn add(&self, weights: &[u8]) {
+    pub(super) fn add(&self, dtype: Dtype, weights: &[u8]) {
         let slot = rayon::current_thread_index().unwrap_or(0) % self.0.len();
-        parallel::lock(&self.0[slot]).get_or_insert_default().add(weights);
+        count(parallel::lock(&self.0[slot]).get_or_insert_default(), dtype, weights);
     }
 
     /// Takes the counts made since the last time.
@@ -168,10 +169,43 @@ impl PairCounts {
     }
 }
 
+/// Counts consecutive weights of a tensor, from an even element on. All splits of a dtype have the
+/// same exponents.
+fn count(histogram: &mut PairHistogram, dtype: Dtype, weights: &[u8]) {
+    match dtype {
+        Dtype::BF16 => histogram.add(weights),
+        _ => histogram.add_floats(least_zeros(dtype), weights),
+    }
+}
+
+/// The split of a dtype with the fewest zero bits, which all weights allow.
+fn least_zeros(dtype: Dtype) -> FloatSplit {
+    match dtype {
+        Dtype::BF16 => FloatSplit::BF16,
+        _ => *FloatSplit::all_of(dtype).last().expect("a dtype that is coded"),
+    }
+}
+
+/// How the weights that are counted are split.
+fn split(dtype: Dtype, histogram: &PairHistogram) -> FloatSplit {
+    match dtype {
+        Dtype::BF16 => FloatSplit::BF16,
+        _ => FloatSplit::choose(dtype, histogram.set_bits()).expect("a dtype that is coded"),
+    }
+}
+
+/// The sizes of a tensor in tiles, as its encoding has them.
+fn coded(dtype: Dtype, sizes: TileSizes, split: FloatSplit) -> Coded {
+    match dtype {
+        Dtype::BF16 => Coded::Tile(sizes),
+        _ => Coded::Float(sizes.split_as(split)),
+    }
+}
+
 /// How a tensor is cut into tiles.
-fn geometry(shape: &[u64]) -> Result<TileGeometry> {
+fn geometry(dtype: Dtype, shape: &[u64]) -> Result<TileGeometry> {
     let geometry = TileGeometry::choose(shape)?;
-    if 2 * geometry.strip_elements() <= MAX_STRIP_BYTES {
+    if dtype.bits() / 8 * geometry.strip_elements() <= MAX_STRIP_BYTES {
         Ok(geometry)
     } else {
         TileGeometry::vector(geometry.elements())
@@ -179,8 +213,9 @@ fn geometry(shape: &[u64]) -> Result<TileGeometry> {
 }
 
 /// The strips of a portion but the last.
-fn portion_strips(geometry: TileGeometry) -> u64 {
-    let least = MIN_PORTION_BYTES.div_ceil(2 * geometry.strip_elements());
+fn portion_strips(geometry: TileGeometry, split: FloatSplit) -> u64 {
+    let strip_bytes = split.bytes() as u64 * geometry.strip_elements();
+    let least = MIN_PORTION_BYTES.div_ceil(strip_bytes);
     geometry.strip_count().div_ceil(MAX_PORTIONS).max(least)
 }
 
@@ -188,14 +223,15 @@ fn portion_strips(geometry: TileGeometry) -> u64 {
 /// in the tensor.
 pub(super) fn groups(
     geometry: TileGeometry,
+    split: FloatSplit,
     portion: usize,
 ) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
-    let each = portion_strips(geometry);
+    let (each, bytes) = (portion_strips(geometry, split), split.bytes() as u64);
     let first = portion as u64 * each;
     let end = geometry.strip_count().min(first + each);
-    let group = (GROUP_BYTES / (2 * geometry.strip_elements())).max(1);
+    let group = (GROUP_BYTES / (bytes * geometry.strip_elements())).max(1);
     parallel::cut(first..end, group, 1).map(move |strips| {
-        let byte = |strip: u64| 2 * geometry.elements().min(strip * geometry.strip_elements());
+        let byte = |strip: u64| bytes * geometry.elements().min(strip * geometry.strip_elements());
         (strips.clone(), byte(strips.start)..byte(strips.end))
     })
 }
@@ -203,10 +239,11 @@ pub(super) fn groups(
 /// The weights of each strip of a group.
 pub(super) fn strips(
     geometry: TileGeometry,
+    split: FloatSplit,
     strips: Range<u64>,
     weights: &[u8],
 ) -> impl Iterator<Item = (u64, &[u8])> {
-    strips.zip(weights.chunks(2 * geometry.strip_elements() as usize))
+    strips.zip(weights.chunks(split.bytes() * geometry.strip_elements() as usize))
 }
 
 /// A code, and what measuring with it needs.
@@ -214,28 +251,32 @@ struct Measuring {
     codebook: Codebook,
     encoder: Encoder,
     geometry: TileGeometry,
+    dtype: Dtype,
+    split: FloatSplit,
 }
 
 impl Measuring {
     /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
-    fn new(shape: &[u64], histogram: &PairHistogram) -> Result<Option<Self>> {
-        let geometry = geometry(shape)?;
+    fn new(dtype: Dtype, shape: &[u64], histogram: &PairHistogram) -> Result<Option<Self>> {
+        let (geometry, split) = (geometry(dtype, shape)?, split(dtype, histogram));
         let codebook = Codebook::from_histogram(histogram)?;
         let bits = codebook.expected_bits(histogram);
-        if bits.is_none_or(|bits| bits >= 8 * geometry.elements()) {
+        let saved = dtype.bits() - u64::from(split.kept_bits());
+        if bits.is_none_or(|bits| bits >= saved * geometry.elements()) {
             return Ok(None);
         }
-        let encoder = Encoder::new(&codebook, geometry);
-        Ok(Some(Self { codebook, encoder, geometry }))
+        let encoder = Encoder::new(&codebook, geometry).split_as(split);
+        Ok(Some(Self { codebook, encoder, geometry, dtype, split }))
     }
 
     fn portion_count(&self) -> usize {
-        self.geometry.strip_count().div_ceil(portion_strips(self.geometry)) as usize
+        let each = portion_strips(self.geometry, self.split);
+        self.geometry.strip_count().div_ceil(each) as usize
     }
 
     /// The bytes that the bits of a group take.
     fn group(&self, group: Range<u64>, weights: &[u8]) -> Result<u64> {
-        strips(self.geometry, group, weights).try_fold(0, |sum, (strip, weights)| {
+        strips(self.geometry, self.split, group, weights).try_fold(0, |sum, (strip, weights)| {
             Ok(sum + self.encoder.strip_bytes(strip, weights)?)
         })
     }
@@ -245,18 +286,19 @@ impl Measuring {
         let (codebook, bits) = (self.codebook.to_bytes(), 8 * portions.iter().sum::<u64>());
         let sizes = TileSizes::new(self.geometry, bits, codebook.len() as u64)?;
         let entropy_bits = histogram.exponents().entropy() * self.geometry.elements() as f64;
-        Ok(Coding::new(Coded::Tile(sizes), codebook, entropy_bits, portions))
+        let sizes = coded(self.dtype, sizes, self.split);
+        Ok(Coding::new(sizes, codebook, entropy_bits, portions))
     }
 }
 
 /// Counts and measures a tensor that is in memory, on this thread.
-pub(super) fn measure_whole(shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
+pub(super) fn measure_whole(dtype: Dtype, shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
     let mut histogram = PairHistogram::default();
-    histogram.add(weights);
-    let Some(measuring) = Measuring::new(shape, &histogram)? else { return Ok(None) };
+    count(&mut histogram, dtype, weights);
+    let Some(measuring) = Measuring::new(dtype, shape, &histogram)? else { return Ok(None) };
     let mut bytes = vec![0; measuring.portion_count()];
     for (portion, bytes) in bytes.iter_mut().enumerate() {
-        for (group, range) in groups(measuring.geometry, portion) {
+        for (group, range) in groups(measuring.geometry, measuring.split, portion) {
             *bytes += measuring.group(group, &weights[range.start as usize..range.end as usize])?;
         }
     }
@@ -266,19 +308,19 @@ pub(super) fn measure_whole(shape: &[u64], weights: &[u8]) -> Result<Option<Codi
 /// Measures a tensor of any size, on all threads, and tells the observer of all its bytes. `read`
 /// reads a range of them.
 pub(super) fn measure(
-    shape: &[u64],
+    (dtype, shape): (Dtype, &[u64]),
     histogram: &PairHistogram,
     read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
     observer: &dyn Observer,
 ) -> Result<Option<Coding>> {
-    let Some(measuring) = Measuring::new(shape, histogram)? else {
-        observer.advance(2 * shape.iter().product::<u64>());
+    let Some(measuring) = Measuring::new(dtype, shape, histogram)? else {
+        observer.advance(dtype.bytes(shape)?);
         return Ok(None);
     };
     let count = measuring.portion_count();
     let bytes: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
     parallel::for_each(bytes.len(), Vec::new, |weights, portion| {
-        for (group, range) in groups(measuring.geometry, portion) {
+        for (group, range) in groups(measuring.geometry, measuring.split, portion) {
             read(range, weights)?;
             bytes[portion].fetch_add(measuring.group(group, weights)?, Ordering::Relaxed);
             advance(observer, weights.len() as u64)?;
@@ -289,10 +331,12 @@ pub(super) fn measure(
     measuring.finish(histogram, &bytes).map(Some)
 }
 
-/// The `tile` coding of a tensor that nobody has read, whose codes take this many bits; no portions
-/// to encode.
-pub(super) fn assume_tile(shape: &[u64], bits: u64) -> Result<Coding> {
+/// The coding in tiles of a tensor that nobody has read, whose codes take this many bits, and which
+/// has no zero bits; no portions to encode.
+pub(super) fn assume_tile(dtype: Dtype, shape: &[u64], bits: u64) -> Result<Coding> {
     let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];
-    let sizes = TileSizes::new(geometry(shape)?, bits.next_multiple_of(8), codebook.len() as u64)?;
-    Ok(Coding::new(Coded::Tile(sizes), codebook, bits as f64, &[]))
+    let (geometry, length) = (geometry(dtype, shape)?, codebook.len() as u64);
+    let sizes = TileSizes::new(geometry, bits.next_multiple_of(8), length)?;
+    let sizes = coded(dtype, sizes, least_zeros(dtype));
+    Ok(Coding::new(sizes, codebook, bits as f64, &[]))
 }

@@ -108,7 +108,9 @@ impl Worker {
         }
         let encoded = match &coding.sizes {
             Coded::Gap(sizes) => self.gap_portion(target, coding, sizes, part),
-            Coded::Tile(sizes) => self.tile_portion(target, coding, sizes, part),
+            Coded::Tile(sizes) | Coded::Float(sizes) => {
+                self.tile_portion(target, coding, sizes, part)
+            }
         };
         // Weights that the code has no room for are not those of the first pass.
         encoded.map_err(|error| match error {
@@ -172,7 +174,11 @@ impl Worker {
         portion: usize,
     ) -> Result<()> {
         let geometry = sizes.geometry();
-        let new = || Ok(Encoder::new(&Codebook::from_bytes(&coding.codebook)?, geometry));
+        let split = sizes.split();
+        let new = || {
+            let codebook = Codebook::from_bytes(&coding.codebook)?;
+            Ok(Encoder::new(&codebook, geometry).split_as(split))
+        };
         let encoder = kept(&mut self.tile, target, new)?;
         let mut byte = coding.portion_starts[portion];
         // The last portion ends with the array, which is a number of whole words.
@@ -181,10 +187,10 @@ impl Worker {
             next => coding.portion_starts[next],
         };
         let output = &mut self.strips;
-        for (group, range) in groups(geometry, portion) {
+        for (group, range) in groups(geometry, split, portion) {
             output.clear();
             target.read(range, 0, &mut self.input)?;
-            for (strip, weights) in strips(geometry, group.clone(), &self.input) {
+            for (strip, weights) in strips(geometry, split, group.clone(), &self.input) {
                 let at = byte + output.bitstream.len() as u64;
                 encoder.encode_strip(strip, weights, at, output)?;
             }
@@ -192,11 +198,11 @@ impl Worker {
             if next > end {
                 return Err(target.planned.changed());
             }
-            let (records, plane) = (sizes.records_of(&group)?, sizes.elements_of(&group)?);
+            let (records, plane) = (sizes.records_of(&group)?, sizes.plane_of(&group)?);
             target.write(tile::RECORDS, records.start, &output.records)?;
             target.write(tile::BITSTREAM, byte, &output.bitstream)?;
             target.write(tile::PLANE, plane.start, &output.plane)?;
-            advance(target.observer, 2 * output.plane.len() as u64)?;
+            advance(target.observer, self.input.len() as u64)?;
             byte = next;
         }
         if byte == end { Ok(()) } else { Err(target.planned.changed()) }
@@ -335,6 +341,6 @@ pub(super) fn seal(
 ) -> Result<(Header, Vec<u8>)> {
     directory.shard = shard;
     let bytes = directory.to_bytes();
-    let header = Header::complete(directory_offset, &bytes)?;
+    let header = Header::complete(directory_offset, &bytes)?.with_minor(directory.version_minor());
     Ok((header, bytes))
 }

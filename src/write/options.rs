@@ -8,7 +8,8 @@ use crate::{
     encoding::gap::GapGeometry,
 };
 
-/// How BF16 tensors are stored.
+/// How BF16 tensors are stored. Those of other floats that are coded (F16, F32, FP8) are in the
+/// encoding `float`, except with [`Layout::Raw`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Layout {

@@ -334,8 +334,7 @@ impl PlannedTensor<'_> {
             PlannedEncoding::Raw if self.tensor.length == 0 => (ENCODING_RAW, [0; 4], vec![]),
             PlannedEncoding::Raw => (ENCODING_RAW, [0; 4], vec![(SECTION_RAW, self.tensor.length)]),
             PlannedEncoding::Coded(coding) => {
-                let [first, second, third] = coding.sizes.parameters();
-                (coding.sizes.encoding(), [first, second, third, 0], coding.sizes.arrays())
+                (coding.sizes.encoding(), coding.sizes.parameters(), coding.sizes.arrays())
             }
         }
     }

@@ -9,7 +9,10 @@ use super::{
 use crate::{
     Dtype,
     constants::ARRAY_ALIGNMENT,
-    format::records::{ENCODING_ALIAS, ENCODING_RAW},
+    format::{
+        Coded,
+        records::{ENCODING_ALIAS, ENCODING_RAW},
+    },
     source::{Component, LeftOut},
 };
 
@@ -44,6 +47,10 @@ pub struct Report {
     pub coded_bytes: u64,
     /// Sum of each coded tensor's own exponent entropy times its weights, in bits.
     pub entropy_bits: f64,
+    /// Bits of coded tensors that are stored as they are: 8 of a BF16 weight.
+    pub kept_bits: u64,
+    /// Bytes of the coded tensors before.
+    pub coded_source_bytes: u64,
     /// Files that were found and are not part of the output; relative to the folder of all models.
     pub left_out: Vec<LeftOut>,
     /// Notes for the user on how the weights were read, a sentence each.
@@ -88,7 +95,11 @@ impl Report {
                 }
                 _ => {
                     self.coded_tensors += 1;
-                    self.coded_weights += tensor.dimensions().iter().product::<u64>();
+                    let weights = tensor.dimensions().iter().product::<u64>();
+                    let split = Coded::split(tensor).expect("a coded tensor has a split");
+                    self.coded_weights += weights;
+                    self.kept_bits += weights * u64::from(split.kept_bits());
+                    self.coded_source_bytes += weights * split.bytes() as u64;
                     let aligned = lengths.map(|length| length.next_multiple_of(ARRAY_ALIGNMENT));
                     self.coded_bytes += aligned.sum::<u64>();
                 }
@@ -115,6 +126,8 @@ impl Report {
             sum.coded_weights += one.coded_weights;
             sum.coded_bytes += one.coded_bytes;
             sum.entropy_bits += one.entropy_bits;
+            sum.kept_bits += one.kept_bits;
+            sum.coded_source_bytes += one.coded_source_bytes;
             sum.left_out.extend(one.left_out.iter().cloned());
             sum.notes.extend(one.notes.iter().cloned());
         }
@@ -135,6 +148,16 @@ impl Report {
     /// Bits per weight over all coded tensors.
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.coded_bytes as f64 / self.coded_weights.max(1) as f64
+    }
+
+    /// Bits per weight that coded tensors had before: 16 of BF16.
+    pub fn source_bits_per_weight(&self) -> f64 {
+        8.0 * self.coded_source_bytes as f64 / self.coded_weights.max(1) as f64
+    }
+
+    /// The fewest bits per weight that one code a tensor allows: what is kept, and the entropy.
+    pub fn entropy_limit(&self) -> f64 {
+        (self.kept_bits as f64 + self.entropy_bits) / self.coded_weights.max(1) as f64
     }
 
     /// Exponent entropy in bits per weight over all coded tensors, each with its own distribution.

@@ -36,34 +36,50 @@ fn said(folder: &Folder, line: &str) -> (String, String) {
 const LINES: [&str; 3] = ["estimate model", "compress --dry-run model", "compress model"];
 
 #[test]
-fn a_model_without_bf16_is_told_at_once_and_no_success() {
-    let folder = folder(&[("model.safetensors", weights("a", Dtype::F32, 1 << 16))]);
+fn a_model_without_floats_is_told_at_once_and_no_success() {
+    let folder = folder(&[("model.safetensors", weights("a", Dtype::I32, 1 << 16))]);
     for line in LINES {
         let (answer, told) = said(&folder, line);
-        assert!(told.contains("none of the weights are BF16 (most are F32)"), "{told}");
-        for part in ["would round its weights", "torch.bfloat16"] {
-            assert!(told.contains(part), "{told}");
-        }
+        let none = "none of the weights are floats that df11 compresses (most are I32)";
+        assert!(told.contains(none) && told.contains("F8_E4M3"), "{told}");
         assert!(answer.contains("nothing is compressed") && !answer.contains('%'), "{answer}");
     }
 }
 
 #[test]
-fn a_model_with_little_bf16_is_told_how_much() {
+fn a_model_with_few_floats_is_told_how_much() {
     let of = |bf16: u64| {
         folder(&[
-            ("model.safetensors", weights("a", Dtype::F32, 1 << 20)),
+            ("model.safetensors", weights("a", Dtype::I32, 1 << 20)),
             ("more.safetensors", weights("b", Dtype::BF16, bf16)),
         ])
     };
     let mixed = of(1 << 18);
     let (answer, told) = said(&mixed, "estimate model");
-    assert!(told.contains("only 20.0 % of the weights' bytes are BF16 (most are F32)"), "{told}");
+    let how_much =
+        "only 20.0 % of the weights' bytes are floats that df11 compresses (most are I32)";
+    assert!(told.contains(how_much), "{told}");
     assert!(answer.contains(" %)"), "{answer}");
     let notes = mixed.json("estimate model")["notes"].to_string();
     assert!(notes.contains("only 20.0 %"), "{notes}");
     // Half of it is worth no word.
     of(1 << 20).good("estimate model");
+}
+
+#[test]
+fn floats_of_every_width_are_compressed_without_a_note() {
+    for dtype in [Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::F16, Dtype::F32] {
+        let folder = folder(&[("model.safetensors", weights("a", dtype, 1 << 16))]);
+        for line in LINES {
+            let (answer, told) = said(&folder, line);
+            assert!(!told.contains("note") && answer.contains(" %)"), "{dtype:?}: {answer} {told}");
+        }
+        folder.good("verify model-df11");
+        folder.good("decompress model-df11 -o back");
+        let files = [folder.path("model"), folder.path("back")];
+        let [before, after] = files.map(|of| fs::read(of.join("model.safetensors")).unwrap());
+        assert!(before == after, "{dtype:?}");
+    }
 }
 
 #[test]

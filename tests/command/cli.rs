@@ -206,7 +206,7 @@ fn doctor_says_how_the_machine_is() {
         assert!(matches!(status, "ok" | "warn"), "{check}: {found}");
     }
     let version = fixture.good("--version");
-    assert!(version.starts_with("df11 0.") && version.contains("format 1.0"), "{version}");
+    assert!(version.starts_with("df11 0.") && version.contains("format 1.1"), "{version}");
 }
 
 #[test]

@@ -9,12 +9,12 @@ use df11::{
         format::{
             Header,
             records::{
-                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW,
-                ENCODING_TILE, FileRecord, MetadataRecord, SECTION_SKIPPABLE, SectionRecord,
-                TensorRecord, section_name,
+                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP,
+                ENCODING_RAW, ENCODING_TILE, FileRecord, MetadataRecord, SECTION_SKIPPABLE,
+                SectionRecord, TensorRecord, section_name,
             },
         },
-        tile::{BITSTREAM, PLANE, RECORDS, TileGeometry, TileSizes},
+        tile::{BITSTREAM, FloatSplit, PLANE, RECORDS, TileGeometry, TileSizes},
     },
 };
 
@@ -161,6 +161,7 @@ fn encodings() {
         (ENCODING_RAW, Encoding::Raw),
         (ENCODING_GAP, Encoding::Gap),
         (ENCODING_TILE, Encoding::Tile),
+        (ENCODING_FLOAT, Encoding::Float),
     ];
     let known = known.map(|(id, encoding)| [id.to_string(), encoding.name().to_string()]);
     assert!(table.iter().map(|row| &row[..2]).eq(known.iter().map(|pair| &pair[..])));
@@ -231,4 +232,27 @@ fn tile_parameters() {
     let [bytes, bits] = of("bitstream")[..] else { panic!("bitstream") };
     assert_eq!(lengths[BITSTREAM], bytes * sizes.bit_count().div_ceil(bits));
     assert_eq!(lengths[PLANE], geometry.elements());
+}
+
+/// The table of splits in 6.5.
+#[test]
+fn float_splits() {
+    let table = rows("### 6.5 float");
+    let table: Vec<&Vec<String>> = table.iter().filter(|row| row.len() == 6).collect();
+    for &dtype in Dtype::ALL {
+        let row = table.iter().find(|row| row[0] == dtype.name());
+        let splits = FloatSplit::all_of(dtype);
+        let Some([_, bits, exponent, mantissa, zero_bits, kept]) = row.map(|row| &row[..]) else {
+            assert!(splits.is_empty(), "{dtype:?}");
+            continue;
+        };
+        let [bits, exponent, mantissa] = [bits, exponent, mantissa].map(|text| numbers(text)[0]);
+        assert_eq!((dtype.bits(), bits), (bits, 1 + exponent + mantissa));
+        let splits = splits.iter().rev();
+        let found = splits.clone().map(|split| u64::from(split.zero_bits()));
+        assert_eq!(found.collect::<Vec<_>>(), numbers(zero_bits));
+        let found = splits.clone().map(|split| u64::from(split.kept_bits()));
+        assert_eq!(found.collect::<Vec<_>>(), numbers(kept));
+        assert!(splits.into_iter().all(|split| u64::from(split.exponent_bits()) == exponent));
+    }
 }

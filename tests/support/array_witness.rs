@@ -7,12 +7,13 @@
 mod tile_arrays;
 
 use df11::hazmat::stored::{CodedSizes, EncodedTensor, Scratch};
-pub use tile_arrays::{Arrays, codebook_of};
-use tile_arrays::{Codebook, Pair, tiles};
+pub use tile_arrays::{Arrays, Split, codebook_of};
+use tile_arrays::{Codebook, Pair, tiles, tiles_of};
 
 /// The arrays of a tensor and its parameters, as readers find them.
 pub fn of<S: CodedSizes, const N: usize>(tensor: &EncodedTensor<S, N>) -> ([&[u8]; N], [u64; 3]) {
-    (tensor.views(), tensor.sizes.parameters())
+    let [parameters @ .., _] = tensor.sizes.parameters();
+    (tensor.views(), parameters)
 }
 
 /// Verifies a tensor by its own reader, in parts that end at these weights.
@@ -80,6 +81,25 @@ pub fn verify_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result {
         bitstream == again.bitstream,
         "zeros after lanes, tiles and bit_count, or an escaped pair with a code",
     )
+}
+
+/// Checks the arrays of a `float` tensor of so many elements of a dtype, by its id (section 6.5):
+/// as [`verify_tile`], and the zeros after the last weight of a unit.
+///
+/// # Errors
+/// The first broken rule.
+pub fn verify_float(arrays: [&[u8]; 4], parameters: [u64; 4], dtype: u32, elements: u64) -> Result {
+    let weights = df11_reference::decode_float(arrays, parameters, dtype, elements);
+    let weights = weights.map_err(|error| error.message)?;
+    let [codebook, records, bitstream, plane] = arrays;
+    let [tile_columns, columns, bit_count, zero_bits] = parameters;
+    let columns = (tile_columns as usize, columns as usize);
+    let tiles = tiles_of(&weights, Split::of(dtype, zero_bits), columns.0, columns.1);
+    let again = Arrays::with(&tiles, columns.0, columns.1, &Codebook::from_bytes(codebook));
+    require(plane == again.plane, "order of the plane, or zeros after a unit's last weight")?;
+    require(bit_count == again.parameters[2], "bits of lanes, or an escaped pair with a code")?;
+    require(records == again.records, "records")?;
+    require(bitstream == again.bitstream, "zeros, or an escaped pair with a code")
 }
 
 /// Whether all bits from `bit` on are zero.

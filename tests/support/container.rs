@@ -20,17 +20,17 @@ use df11::{
             directory::ShardRecord,
             identity,
             records::{
-                ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_BESIDE, FILE_SIDE,
-                FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
-                SECTION_PLANE, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord,
-                TensorRecord,
+                ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
+                FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM,
+                SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW,
+                SECTION_SIDE, SectionRecord, TensorRecord,
             },
         },
         gap::{GapGeometry, encode_tensor},
         tile,
     },
 };
-use tile_arrays::Arrays;
+use tile_arrays::{Arrays, Split};
 use tree::{Array, Owner, Tree};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -97,6 +97,19 @@ impl Item {
     ) -> Self {
         let arrays = Arrays::of(&weights, parameters.0 as usize, parameters.1 as usize, least);
         Self::encoded(name, shape, weights, arrays)
+    }
+
+    /// Floats in tiles, with these `tile_columns` and `columns`, and so many zero bits.
+    pub(crate) fn floats(
+        name: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        data: Vec<u8>,
+        (parameters, zero_bits, least): ((u64, u64), u64, u64),
+    ) -> Self {
+        let columns = (parameters.0 as usize, parameters.1 as usize);
+        let arrays = Arrays::of_floats(&data, Split::of(dtype.id(), zero_bits), columns, least);
+        Self { store: Store::Encoded(arrays), ..Self::raw(name, dtype, shape, data) }
     }
 
     /// Weights in tiles, encoded.
@@ -239,15 +252,15 @@ pub(crate) fn encode(
 
 /// The four arrays of `tile`, and its parameters.
 fn in_sections(arrays: Arrays) -> (Vec<Stored>, [u64; 4]) {
-    let Arrays { codebook, records, bitstream, plane, parameters: [tile_columns, columns, bits] } =
-        arrays;
+    let Arrays { codebook, records, bitstream, plane, parameters, zero_bits } = arrays;
+    let [tile_columns, columns, bits] = parameters;
     let arrays = vec![
         (SECTION_CODEBOOK, codebook),
         (SECTION_INDEX, records),
         (SECTION_BITSTREAM, bitstream),
         (SECTION_PLANE, plane),
     ];
-    (arrays, [tile_columns, columns, bits, 0])
+    (arrays, [tile_columns, columns, bits, zero_bits])
 }
 
 /// The arrays of `tile` by the encoder of the crate.
@@ -257,7 +270,7 @@ pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> Ar
     let tile::EncodedTensor { sizes, arrays } = tile::encode_tensor(weights, geometry).unwrap();
     let [codebook, records, bitstream, plane] = arrays;
     let parameters = [tile_columns, columns, sizes.bit_count()];
-    Arrays { codebook, records, bitstream, plane, parameters }
+    Arrays { codebook, records, bitstream, plane, parameters, zero_bits: 0 }
 }
 
 impl Model {
@@ -295,7 +308,11 @@ impl Model {
                 Store::Alias(target) => (ENCODING_ALIAS, (vec![], [index(target), 0, 0, 0])),
                 Store::Raw => (ENCODING_RAW, (vec![(SECTION_RAW, item.data.clone())], [0; 4])),
                 &Store::Gap(bytes, threads) => (ENCODING_GAP, encode(&item.data, bytes, threads)),
-                Store::Encoded(arrays) => (ENCODING_TILE, in_sections(arrays.clone())),
+                Store::Encoded(arrays) => {
+                    let is_tile = item.dtype.0 == Dtype::BF16.id() && arrays.zero_bits == 0;
+                    let encoding = if is_tile { ENCODING_TILE } else { ENCODING_FLOAT };
+                    (encoding, in_sections(arrays.clone()))
+                }
             };
             Tensor {
                 name: item.name.clone().into_bytes(),
@@ -504,7 +521,11 @@ impl Draft {
     pub(crate) fn pack_with(&self, edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut directory = self.directory.to_bytes();
         edit(&mut directory);
-        seal(&self.contents, &directory)
+        let bytes = seal(&self.contents, &directory);
+        match self.directory.version_minor() {
+            0 => bytes,
+            minor => with_header(&bytes, |header| header.version_minor = minor.into()),
+        }
     }
 }
 

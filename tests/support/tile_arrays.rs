@@ -1,6 +1,6 @@
-//! Encodes the arrays of `tile` bit by bit, from section 6.4 of the specification alone: what the
-//! test vectors are made with. Each step can be edited before the next, so that a test breaks one
-//! rule.
+//! Encodes the arrays of `tile` and `float` bit by bit, from sections 6.4 and 6.5 of the
+//! specification alone: what the test vectors are made with. Each step can be edited before the
+//! next, so that a test breaks one rule.
 //!
 //! weights → [`Tile`]s of pairs → with a [`Codebook`], [`Bits`] of each tile → [`Arrays`]
 #![allow(dead_code, unreachable_pub, reason = "each user needs another part")]
@@ -35,28 +35,72 @@ pub struct Tile {
     pub plane: Vec<u8>,
 }
 
-/// Cuts weights, as bytes, into tiles (*Tiles*, *Units*, *Pairs*, *Plane*).
+/// How a float is split (6.5).
+#[derive(Clone, Copy, Debug)]
+pub struct Split {
+    pub bits: u32,
+    pub exponent: u32,
+    pub zero_bits: u32,
+}
+
+impl Split {
+    pub const BF16: Self = Self { bits: 16, exponent: 8, zero_bits: 0 };
+
+    /// Of a dtype, by its id.
+    pub fn of(dtype: u32, zero_bits: u64) -> Self {
+        let (bits, exponent) = match dtype {
+            7 => (8, 5),
+            8 => (8, 4),
+            14 => (16, 5),
+            15 => (16, 8),
+            18 => (32, 8),
+            other => panic!("dtype {other} is not coded"),
+        };
+        Self { bits, exponent, zero_bits: zero_bits as u32 }
+    }
+
+    fn exponent(self, weight: u32) -> u16 {
+        (weight >> (self.bits - 1 - self.exponent)) as u16 & ((1 << self.exponent) - 1)
+    }
+
+    /// The kept bits of a unit's weights, whole bytes.
+    fn plane(self, unit: &[u32]) -> Vec<u8> {
+        let mantissa = self.bits - 1 - self.exponent;
+        let kept = |&weight: &u32| {
+            let stored = (self.zero_bits..mantissa).chain([self.bits - 1]);
+            stored.map(move |bit| weight >> bit & 1 == 1)
+        };
+        bytes(&unit.iter().flat_map(kept).collect::<Vec<bool>>())
+    }
+}
+
+/// Cuts BF16 weights, as bytes, into tiles (*Tiles*, *Units*, *Pairs*, *Plane*).
 pub fn tiles(weights: &[u8], tile_columns: usize, columns: usize) -> Vec<Tile> {
-    let weights: Vec<u16> =
-        weights.chunks_exact(2).map(|w| u16::from_le_bytes([w[0], w[1]])).collect();
+    tiles_of(weights, Split::BF16, tile_columns, columns)
+}
+
+/// Cuts floats, as bytes, into tiles.
+pub fn tiles_of(weights: &[u8], split: Split, tile_columns: usize, columns: usize) -> Vec<Tile> {
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+    let weights: Vec<u32> = weights.chunks_exact(split.bits as usize / 8).map(word).collect();
     let (rows, tile_rows) = (weights.len() / columns, 8192 / tile_columns);
     let mut tiles = Vec::new();
     for first_row in (0..rows).step_by(tile_rows) {
         for first_column in (0..columns).step_by(tile_columns) {
-            let unit = |row: usize, column: usize| -> &[u16] {
+            let unit = |row: usize, column: usize| -> &[u32] {
                 let (row, column) = (first_row + row, first_column + column);
                 let inside = row < rows && column < columns;
                 let end = (column + 8).min(columns);
                 if inside { &weights[row * columns + column..row * columns + end] } else { &[] }
             };
-            tiles.push(tile(tile_columns, unit));
+            tiles.push(tile(split, tile_columns, unit));
         }
     }
     tiles
 }
 
 /// The tile of which `unit` has the units, by row and column.
-fn tile<'a>(tile_columns: usize, unit: impl Fn(usize, usize) -> &'a [u16]) -> Tile {
+fn tile<'a>(split: Split, tile_columns: usize, unit: impl Fn(usize, usize) -> &'a [u32]) -> Tile {
     let mut tile = Tile { lanes: std::array::from_fn(|_| Vec::new()), plane: Vec::new() };
     let matrix = tile_columns == 256;
     let (bands, js) = if matrix { (4, 8) } else { (1, 32) };
@@ -69,15 +113,13 @@ fn tile<'a>(tile_columns: usize, unit: impl Fn(usize, usize) -> &'a [u16]) -> Ti
                     } else {
                         unit(0, 256 * j + 8 * lane)
                     };
-                    let exponent = |weight: &u16| weight >> 7 & 0xFF;
+                    let exponent = |weight: &u32| split.exponent(*weight);
                     for pair in unit.chunks(2) {
                         let second = pair.last().unwrap_or(&0);
                         tile.lanes[lane]
                             .push(Pair::Coded(exponent(&pair[0]) | exponent(second) << 8));
                     }
-                    tile.plane.extend(
-                        unit.iter().map(|weight| (weight >> 8 & 0x80 | weight & 0x7F) as u8),
-                    );
+                    tile.plane.extend(split.plane(unit));
                 }
             }
         }
@@ -276,6 +318,8 @@ pub struct Arrays {
     pub bitstream: Vec<u8>,
     pub plane: Vec<u8>,
     pub parameters: [u64; 3],
+    /// The fourth parameter of `float`.
+    pub zero_bits: u64,
 }
 
 impl Arrays {
@@ -296,6 +340,7 @@ impl Arrays {
             bitstream: bytes(&bits),
             plane,
             parameters: [tile_columns as u64, columns as u64, bit_count],
+            zero_bits: 0,
         }
     }
 
@@ -303,6 +348,18 @@ impl Arrays {
     pub fn of(weights: &[u8], tile_columns: usize, columns: usize, least: u64) -> Self {
         let tiles = tiles(weights, tile_columns, columns);
         Self::with(&tiles, tile_columns, columns, &Codebook::of(&tiles, least))
+    }
+
+    /// Of floats.
+    pub fn of_floats(
+        weights: &[u8],
+        split: Split,
+        (tile_columns, columns): (usize, usize),
+        least: u64,
+    ) -> Self {
+        let tiles = tiles_of(weights, split, tile_columns, columns);
+        let arrays = Self::with(&tiles, tile_columns, columns, &Codebook::of(&tiles, least));
+        Self { zero_bits: split.zero_bits.into(), ..arrays }
     }
 
     pub fn with(tiles: &[Tile], tile_columns: usize, columns: usize, codebook: &Codebook) -> Self {

@@ -10,11 +10,13 @@
 #![warn(missing_docs)]
 
 mod code;
+mod float;
 mod gap;
 mod open;
 mod record;
 mod tile;
 
+pub use float::decode_float;
 pub use gap::{canonical_codes, decode_gap, luts};
 pub use open::{Container, TensorInfo};
 pub use tile::decode_tile;

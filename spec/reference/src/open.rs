@@ -7,7 +7,7 @@ use crate::Kind::{Limit, Unsupported};
 use crate::record::{
     Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice,
 };
-use crate::{Result, crc32, gap, require, tile};
+use crate::{Result, crc32, float, gap, require, tile};
 
 const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
 const HEAD_BYTES: u64 = 4096;
@@ -41,6 +41,7 @@ const ALIAS: u32 = 0;
 const RAW: u32 = 1;
 const GAP: u32 = 2;
 const TILE: u32 = 3;
+const FLOAT: u32 = 4;
 const BF16: u32 = 15;
 
 /// A container that passed the checks of level *open*.
@@ -132,7 +133,8 @@ impl<'a> Container<'a> {
         if t.encoding == ALIAS {
             t = item(&d.tensors, t.parameters[0])?;
         }
-        let known = t.size()?.is_some() && [RAW, GAP, TILE].contains(&t.encoding);
+        let size = t.size()?;
+        let known = size.is_some() && [RAW, GAP, TILE, FLOAT].contains(&t.encoding);
         Unsupported.unless(known, "3, Tensor: dtype or encoding")?;
         let mut stored = [&[] as &[u8]; 5];
         for (bytes, a) in stored.iter_mut().zip(d.arrays_of(t.first_array, t.array_count)) {
@@ -143,11 +145,15 @@ impl<'a> Container<'a> {
                 self.check_chunk(a.section, chunk)?;
             }
         }
-        let ([codebook, second, third, fourth, _], [parameters @ .., _]) = (stored, t.parameters);
+        let ([tiles @ .., _], [parameters @ .., _]) = (stored, t.parameters);
         match t.encoding {
             GAP => gap::decode_gap(stored, parameters),
-            TILE => tile::decode_tile([codebook, second, third, fourth], parameters),
-            _ => Ok(codebook.to_vec()),
+            TILE => tile::decode_tile(tiles, parameters),
+            FLOAT => {
+                let (elements, _) = size.unwrap_or_default();
+                float::decode_float(tiles, t.parameters, t.dtype, elements)
+            }
+            _ => Ok(tiles[0].to_vec()),
         }
     }
 
@@ -351,7 +357,7 @@ impl Directory {
         bytes: u64,
     ) -> Result<()> {
         let codebook = arrays.first().map_or(0, |a| a.length);
-        let [parameters @ .., _] = t.parameters;
+        let [parameters @ .., zero_bits] = t.parameters;
         let (kinds, lengths, named): (&[_], _, _) = match t.encoding {
             RAW if bytes == 0 => (&[], vec![], 0),
             RAW => (&[RAW_TENSORS], vec![bytes], 0),
@@ -360,12 +366,17 @@ impl Directory {
                 (&[CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE], lengths, 3)
             }
             TILE => {
-                let lengths = tile::array_lengths(codebook, elements, parameters)?.to_vec();
+                let lengths = tile::array_lengths(codebook, elements, parameters, 8)?.to_vec();
                 (&[CODEBOOK, INDEX, BITSTREAM, PLANE], lengths, 3)
+            }
+            FLOAT => {
+                let kept = float::Split::new(t.dtype, zero_bits)?.kept;
+                let lengths = tile::array_lengths(codebook, elements, parameters, kept)?.to_vec();
+                (&[CODEBOOK, INDEX, BITSTREAM, PLANE], lengths, 4)
             }
             _ => return Ok(()),
         };
-        require(named == 0 || t.dtype == BF16, "6.3, 6.4: dtype")?;
+        require(named != 3 || t.dtype == BF16, "6.3, 6.4: dtype")?;
         require(t.parameters[named..].iter().all(|&unused| unused == 0), "6: unused parameters")?;
         self.check_stored(arrays, kinds, &lengths)
     }

@@ -21,12 +21,12 @@ struct Matrix {
     tile_count: u64,
 }
 
-/// Neighbouring weights of one row, eight or fewer (*Units*): their first element, and their first
-/// byte in the plane.
-struct Unit {
+/// Neighbouring weights of one row, eight or fewer (*Units*): their first element, and how many
+/// weights come before in the order of the plane.
+pub(crate) struct Unit {
     lane: u64,
-    element: u64,
-    plane: u64,
+    pub(crate) element: u64,
+    pub(crate) plane: u64,
     weights: u64,
 }
 
@@ -72,11 +72,13 @@ impl Matrix {
     }
 }
 
-/// The lengths that a tensor's arrays must have (6.4), given that of its codebook.
+/// The lengths that a tensor's arrays must have (6.4), given that of its codebook and the bits of
+/// each weight in the plane.
 pub(crate) fn array_lengths(
     codebook: u64,
     elements: u64,
     parameters: [u64; 3],
+    kept: u64,
 ) -> Result<[u64; 4]> {
     let [tile_columns, columns, bit_count] = parameters;
     // The plane is no longer than the file, hence far below this.
@@ -87,7 +89,8 @@ pub(crate) fn array_lengths(
     let pairs = codebook.saturating_sub(26) / 2;
     require(pairs <= 4096 && codebook == 26 + 2 * pairs, "6.4: length of codebook")?;
     let records = RECORD_BYTES * (matrix.tile_count + 1);
-    Ok([codebook, records, 16 * bit_count.div_ceil(128), elements])
+    let plane = (elements * kept).div_ceil(8);
+    Ok([codebook, records, 16 * bit_count.div_ceil(128), plane])
 }
 
 /// The tree of a codebook (*Code*).
@@ -123,13 +126,29 @@ fn pair(tree: &Tree, bitstream: &[u8], position: &mut u64) -> Result<[u8; 2]> {
 /// # Errors
 /// Corrupt where a rule of *Decoding* is broken, or a parameter or the length of an array is wrong.
 pub fn decode_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result<Vec<u8>> {
-    let [codebook, records, bitstream, plane] = arrays;
-    let [tile_columns, columns, bit_count] = parameters;
-    let lengths = array_lengths(codebook.len() as u64, plane.len() as u64, parameters)?;
+    let (codebook, plane) = (arrays[0].len() as u64, arrays[3]);
+    let lengths = array_lengths(codebook, plane.len() as u64, parameters, 8)?;
     require(arrays.map(|array| array.len() as u64) == lengths, "6.4: length of an array")?;
-    let matrix = Matrix::new(tile_columns, columns, plane.len() as u64)?;
-    let tree = tree_of(codebook)?;
     let mut weights = vec![[0; 2]; plane.len()];
+    decode(arrays, parameters, plane.len() as u64, |unit, exponents| {
+        let (element, source) = (unit.element as usize, unit.plane as usize);
+        for (i, &exponent) in exponents.iter().enumerate() {
+            weights[element + i] = weight(exponent, plane[source + i]);
+        }
+        Ok(())
+    })?;
+    Ok(weights.into_flattened())
+}
+
+/// Decodes the exponents of a tensor, unit by unit, from arrays whose lengths are right.
+pub(crate) fn decode(
+    [codebook, records, bitstream, _]: [&[u8]; 4],
+    [tile_columns, columns, bit_count]: [u64; 3],
+    elements: u64,
+    mut put: impl FnMut(&Unit, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let matrix = Matrix::new(tile_columns, columns, elements)?;
+    let tree = tree_of(codebook)?;
     let mut start = 0;
     for tile in 0..matrix.tile_count {
         let record = slice(records, RECORD_BYTES * tile, RECORD_BYTES)?;
@@ -140,7 +159,7 @@ pub fn decode_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result<Vec<u8>> 
         for lane in 0..LANES {
             let mut position = start;
             for unit in units.iter().filter(|unit| unit.lane == lane) {
-                decode_unit(unit, &tree, bitstream, &mut position, plane, &mut weights)?;
+                put(unit, &exponents_of(unit, &tree, bitstream, &mut position)?)?;
             }
             start += least + (number(record, 64 + 6 * lane, 6)? << shift);
             let right = start.checked_sub(position).is_some_and(|rest| rest < 1 << shift);
@@ -152,27 +171,19 @@ pub fn decode_tile(arrays: [&[u8]; 4], parameters: [u64; 3]) -> Result<Vec<u8>> 
     require(start == bit_count, "6.4: the last tile does not end at bit_count")?;
     require(number(last, 0, 48)? == bit_count, "6.4: the last offset is not bit_count")?;
     let zeros = last[6..].iter().all(|&byte| byte == 0);
-    require(zeros, "6.4: the last record has more than an offset")?;
-    Ok(weights.into_flattened())
+    require(zeros, "6.4: the last record has more than an offset")
 }
 
-fn decode_unit(
-    unit: &Unit,
-    tree: &Tree,
-    bitstream: &[u8],
-    position: &mut u64,
-    plane: &[u8],
-    weights: &mut [[u8; 2]],
-) -> Result<()> {
-    let (element, source) = (unit.element as usize, unit.plane as usize);
-    for i in (0..unit.weights as usize).step_by(2) {
+fn exponents_of(unit: &Unit, tree: &Tree, bitstream: &[u8], position: &mut u64) -> Result<Vec<u8>> {
+    let mut exponents = Vec::new();
+    for i in (0..unit.weights).step_by(2) {
         let [first, second] = pair(tree, bitstream, position)?;
-        weights[element + i] = weight(first, plane[source + i]);
-        if i + 1 < unit.weights as usize {
-            weights[element + i + 1] = weight(second, plane[source + i + 1]);
+        exponents.push(first);
+        if i + 1 < unit.weights {
+            exponents.push(second);
         } else {
             require(first == second, "6.4: the last pair of an odd unit has two exponents")?;
         }
     }
-    Ok(())
+    Ok(exponents)
 }

@@ -2,9 +2,13 @@
 
 use std::path::Path;
 
-use df11::hazmat::{
-    MIN_CODED_BYTES, Shard,
-    format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
+use df11::{
+    Dtype,
+    hazmat::{
+        MIN_CODED_BYTES, Shard,
+        format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
+        is_coded,
+    },
 };
 use serde_json::{Value, json};
 
@@ -20,6 +24,7 @@ pub(super) fn page(findings: &[&Findings<'_>]) -> String {
     let data = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "small_bytes": MIN_CODED_BYTES,
+        "coded_dtypes": coded_dtypes(),
         "models": models,
     });
     // In JSON `<` stands in text alone, which thus can neither end the element nor begin a comment.
@@ -34,6 +39,10 @@ pub(super) fn page(findings: &[&Findings<'_>]) -> String {
         other => other,
     });
     texts.collect()
+}
+
+fn coded_dtypes() -> Vec<&'static str> {
+    Dtype::ALL.iter().filter(|&&dtype| is_coded(dtype)).map(|dtype| dtype.name()).collect()
 }
 
 fn name(path: &Path) -> String {

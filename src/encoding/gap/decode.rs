@@ -19,10 +19,14 @@ use crate::{
 };
 
 impl CodedSizes for GapSizes {
-    fn parameters(&self) -> [u64; 3] {
+    fn parameters(&self) -> [u64; 4] {
         let geometry = self.geometry();
         let (bytes, threads) = (geometry.bytes_per_thread(), geometry.threads_per_block());
-        [bytes.into(), threads.into(), self.bit_count()]
+        [bytes.into(), threads.into(), self.bit_count(), 0]
+    }
+
+    fn elements(&self) -> u64 {
+        self.elements()
     }
 
     fn arrays(&self) -> Vec<(u32, u64)> {

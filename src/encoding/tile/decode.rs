@@ -6,6 +6,7 @@ use super::{
     codebook::Codebook,
     coded::{BandBuffer, CodedTile},
     geometry::{LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile, TileGeometry},
+    kept,
     lanes::{Lookup, Window},
     record::{self, Lengths},
     sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, TileSizes},
@@ -16,12 +17,22 @@ use crate::{
         CodedSizes, DecodeArrays, ReadArrays, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
         SECTION_PLANE, Scratch, decode_rows,
     },
+    float::FloatSplit,
     huffman::bits::is_zero_from,
 };
 
 impl CodedSizes for TileSizes {
-    fn parameters(&self) -> [u64; 3] {
-        [self.geometry().tile_columns(), self.geometry().columns(), self.bit_count()]
+    fn parameters(&self) -> [u64; 4] {
+        let (geometry, zero_bits) = (self.geometry(), self.split().zero_bits());
+        [geometry.tile_columns(), geometry.columns(), self.bit_count(), zero_bits.into()]
+    }
+
+    fn elements(&self) -> u64 {
+        self.geometry().elements()
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        self.split().bytes() as u64
     }
 
     fn arrays(&self) -> Vec<(u32, u64)> {
@@ -30,11 +41,12 @@ impl CodedSizes for TileSizes {
     }
 
     fn grain(&self) -> u64 {
-        2 * self.geometry().strip_elements()
+        self.weight_bytes() * self.geometry().strip_elements()
     }
 
     fn grain_rows(&self, width: u64) -> Option<u64> {
-        (2 * self.geometry().columns() == width).then(|| self.geometry().tile_rows())
+        let is_own = self.weight_bytes() * self.geometry().columns() == width;
+        is_own.then(|| self.geometry().tile_rows())
     }
 
     fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
@@ -46,6 +58,9 @@ impl CodedSizes for TileSizes {
         Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?).map(drop)
     }
 }
+
+/// What stands for the plane where exponents alone are wanted.
+static NO_PLANE: [u8; TILE_ELEMENTS as usize] = [0; TILE_ELEMENTS as usize];
 
 /// Consecutive strips of a tensor, with just the bytes that decoding them needs.
 struct StripArrays<'a> {
@@ -84,8 +99,9 @@ impl DecodeArrays for TileDecoder {
         scratch: &mut Scratch,
         out: &mut [u8],
     ) -> Result<()> {
-        if self.sizes.grain_rows(2 * width).is_none() {
-            return decode_rows(self, arrays, (rows, columns, width), scratch, out);
+        let each = self.sizes.weight_bytes();
+        if self.sizes.grain_rows(each * width).is_none() {
+            return decode_rows(self, each, arrays, (rows, columns, width), scratch, out);
         }
         let wanted = Wanted::columns(&self.sizes.geometry(), &rows, &columns)?;
         self.decode_wanted(arrays, &wanted, scratch, out)
@@ -100,7 +116,13 @@ impl DecodeArrays for TileDecoder {
         let strips = self.strips(arrays, &elements, scratch)?;
         let mut stage = BandBuffer::new();
         let all = Wanted::elements(&self.sizes.geometry(), self.sizes.elements_of(&strips.range)?);
-        self.walk(&strips, &all, |coded, _| coded.verify(&self.lookup, &mut stage))?;
+        self.walk(&strips, &all, |coded, plane| {
+            coded.verify(&self.lookup, &mut stage)?;
+            Error::unless(kept::ends_with_zeros(self.sizes.split(), coded.tile, plane), || {
+                let problem = "the bits after the last weight of a unit are not zero";
+                Error::corrupt("plane", self.plane_start(&coded.tile), problem)
+            })
+        })?;
         let end = self.sizes.bit_count() / 8;
         let after = 8 * end.saturating_sub(strips.first_byte) as usize;
         Error::unless(!self.has_last(&strips) || is_zero_from(strips.bitstream, after), || {
@@ -124,7 +146,7 @@ impl TileDecoder {
         let bytes = self.sizes.bitstream_of(records, &range)?;
         let first_byte = bytes.start;
         let bitstream = arrays.read_with(BITSTREAM, bytes, bitstream)?;
-        let plane = arrays.read_with(PLANE, self.sizes.elements_of(&range)?, plane)?;
+        let plane = arrays.read_with(PLANE, self.sizes.plane_of(&range)?, plane)?;
         let records = records.as_chunks().0;
         let strips = StripArrays { range, records, first_byte, bitstream, plane };
         let last = record::last(self.sizes.bit_count());
@@ -147,23 +169,51 @@ impl TileDecoder {
         weights: &mut [u8],
     ) -> Result<()> {
         let strips = self.strips(arrays, &wanted.elements, scratch)?;
-        assert_eq!(weights.len() as u64, 2 * wanted.count(), "two bytes for each weight");
+        let each = self.sizes.split().bytes();
+        assert_eq!(weights.len() as u64, each as u64 * wanted.count(), "all bytes of each weight");
         let mut stage = BandBuffer::new();
         self.walk(&strips, wanted, |coded, plane| {
             let tile = &coded.tile;
             if let Some(place) = wanted.whole(tile) {
-                let (out, stride) = (&mut weights[2 * place..], wanted.pitch() as usize);
-                return coded.decode(&self.lookup, &mut stage, plane, out, stride);
+                let (out, stride) = (&mut weights[each * place..], wanted.pitch() as usize);
+                return self.decode_tile(coded, &mut stage, plane, out, stride);
             }
             // Some of its weights are wanted: decode them all, copy those row by row.
-            let mut buffer = vec![0; 2 * TILE_ELEMENTS as usize];
-            coded.decode(&self.lookup, &mut stage, plane, &mut buffer, tile.width)?;
+            let mut buffer = vec![0; each * TILE_ELEMENTS as usize];
+            self.decode_tile(coded, &mut stage, plane, &mut buffer, tile.width)?;
             for run in wanted.runs(tile) {
-                let decoded = &buffer[2 * run.from..2 * (run.from + run.count)];
-                weights[2 * run.to..2 * (run.to + run.count)].copy_from_slice(decoded);
+                let decoded = &buffer[each * run.from..each * (run.from + run.count)];
+                weights[each * run.to..each * (run.to + run.count)].copy_from_slice(decoded);
             }
             Ok(())
         })
+    }
+
+    /// Decodes a tile to `out`, whose rows are this many weights apart.
+    fn decode_tile(
+        &self,
+        coded: &CodedTile<'_>,
+        stage: &mut BandBuffer,
+        plane: &[u8],
+        out: &mut [u8],
+        stride: usize,
+    ) -> Result<()> {
+        let split = self.sizes.split();
+        if split == FloatSplit::BF16 {
+            return coded.decode(&self.lookup, stage, plane, out, stride);
+        }
+        let mut placed = [0; 2 * TILE_ELEMENTS as usize];
+        coded.decode(&self.lookup, stage, &NO_PLANE, &mut placed, coded.tile.width)?;
+        Error::unless(kept::join(split, coded.tile, &placed, plane, (out, stride)), || {
+            let problem = "a weight has an exponent that its dtype has not";
+            Error::corrupt("bitstream", coded.byte, problem)
+        })
+    }
+
+    /// The byte of the plane at which a tile starts.
+    fn plane_start(&self, tile: &Tile) -> u64 {
+        let before = tile.row * self.sizes.geometry().columns() + tile.column * tile.height as u64;
+        self.sizes.split().plane_bytes(before)
     }
 
     /// Hands on the tiles that hold wanted weights, each with its part of the plane, once their
@@ -180,7 +230,8 @@ impl TileDecoder {
         let first = strips.range.start * geometry.strip_tiles();
         let mut planes = strips.plane;
         for ((tile, index), pair) in tiles.zip(first..).zip(strips.records.windows(2)) {
-            let plane = planes.split_off(..tile.elements()).expect("a byte for each weight");
+            let bytes = self.sizes.split().plane_bytes(tile.elements() as u64) as usize;
+            let plane = planes.split_off(..bytes).expect("the plane has all weights");
             if wanted.runs(&tile).next().is_none() {
                 continue;
             }

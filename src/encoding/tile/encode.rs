@@ -11,12 +11,14 @@ use super::{
         UNIT,
     },
     histogram::PairHistogram,
+    kept,
     record::{self, Lengths},
     sizes::{EncodedTensor, TileSizes},
 };
 use crate::{
     Error, Result, bf16,
     encoding::stored::changed,
+    float::{Float, FloatSplit, with_float},
     huffman::bits::{End, PUSH_BITS},
 };
 
@@ -24,6 +26,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Encoder {
     geometry: TileGeometry,
+    split: FloatSplit,
     table: Table,
 }
 
@@ -35,7 +38,7 @@ pub struct EncodedStrips {
     /// The bits of the tiles, whole bytes; with the tensor's last strip zeros up to a multiple of
     /// 16.
     pub bitstream: Vec<u8>,
-    /// One byte per weight.
+    /// One byte per weight, or the kept bits of another float than BF16.
     pub plane: Vec<u8>,
 }
 
@@ -49,9 +52,15 @@ impl EncodedStrips {
 }
 
 impl Encoder {
-    /// Prepares the table of a tensor: some ten microseconds.
+    /// Prepares the table of a BF16 tensor: some ten microseconds.
     pub fn new(codebook: &Codebook, geometry: TileGeometry) -> Self {
-        Self { geometry, table: Table::new(codebook) }
+        Self { geometry, split: FloatSplit::BF16, table: Table::new(codebook) }
+    }
+
+    /// The same, for floats that are split in another way.
+    #[must_use]
+    pub fn split_as(self, split: FloatSplit) -> Self {
+        Self { split, ..self }
     }
 
     /// The bytes of bitstream that a strip takes (without the zeros after the tensor's last), from
@@ -64,7 +73,7 @@ impl Encoder {
         let mut exponents = Exponents::new();
         let mut bytes = 0;
         for tile in self.geometry.tiles(strip) {
-            exponents.take(&tile, weights, &mut []);
+            exponents.take(self.split, &tile, weights, &mut []);
             let bits = self.lane_bits(&exponents).ok_or_else(changed)?;
             bytes += tile_bytes(&Lengths::of(&bits)) as u64;
         }
@@ -92,8 +101,9 @@ impl Encoder {
         let byte = |output: &EncodedStrips| first_byte + (output.bitstream.len() - before) as u64;
         for tile in self.geometry.tiles(strip) {
             let plane = output.plane.len();
-            output.plane.resize(plane + tile.elements(), 0);
-            exponents.take(&tile, weights, &mut output.plane[plane..]);
+            let bytes = self.split.plane_bytes(tile.elements() as u64) as usize;
+            output.plane.resize(plane + bytes, 0);
+            exponents.take(self.split, &tile, weights, &mut output.plane[plane..]);
             let mut bits = [0; LANES];
             for (lane, (buffer, bits)) in buffers.iter_mut().zip(&mut bits).enumerate() {
                 *bits = buffer.write(&self.table, &exponents, lane).ok_or_else(changed)?;
@@ -114,7 +124,8 @@ impl Encoder {
     fn check(&self, strip: u64, weights: &[u8]) -> Result<()> {
         let (each, count) = (self.geometry.strip_elements(), self.geometry.strip_count());
         let fits = strip < count
-            && weights.len() as u64 == 2 * each.min(self.geometry.elements() - strip * each);
+            && weights.len() as u64
+                == self.split.bytes() as u64 * each.min(self.geometry.elements() - strip * each);
         Error::unless(fits, || {
             let problem = format!("strip {strip} of {count} does not have {} bytes", weights.len());
             Error::parameter(problem, "pass the weights of a strip that exists")
@@ -144,22 +155,35 @@ impl Encoder {
 /// # Errors
 /// [`Error::Parameter`] if `weights` are not as many as the geometry's elements.
 pub fn encode_tensor(weights: &[u8], geometry: TileGeometry) -> Result<EncodedTensor> {
-    if weights.len() as u64 != 2 * geometry.elements() {
+    encode_floats(weights, FloatSplit::BF16, geometry)
+}
+
+/// The same, of floats that are split in any way, whose zero bits are not looked at.
+///
+/// # Errors
+/// As [`encode_tensor`].
+pub fn encode_floats(
+    weights: &[u8],
+    split: FloatSplit,
+    geometry: TileGeometry,
+) -> Result<EncodedTensor> {
+    let each = split.bytes();
+    if weights.len() as u64 != each as u64 * geometry.elements() {
         let problem = "the weights are not those of the geometry";
         return Err(Error::parameter(problem, "pass a whole tensor"));
     }
     let mut histogram = PairHistogram::default();
-    histogram.add(weights);
+    histogram.add_floats(split, weights);
     let codebook = Codebook::from_histogram(&histogram)?;
-    let encoder = Encoder::new(&codebook, geometry);
+    let encoder = Encoder::new(&codebook, geometry).split_as(split);
     let mut output = EncodedStrips::default();
     let mut bytes = 0;
-    for (strip, weights) in (0..).zip(weights.chunks(2 * geometry.strip_elements() as usize)) {
+    for (strip, weights) in (0..).zip(weights.chunks(each * geometry.strip_elements() as usize)) {
         encoder.encode_strip(strip, weights, bytes, &mut output)?;
         bytes += encoder.strip_bytes(strip, weights)?;
     }
     let codebook = codebook.to_bytes();
-    let sizes = TileSizes::new(geometry, 8 * bytes, codebook.len() as u64)?;
+    let sizes = TileSizes::new(geometry, 8 * bytes, codebook.len() as u64)?.split_as(split);
     let EncodedStrips { records, bitstream, plane } = output;
     Ok(EncodedTensor { sizes, arrays: [codebook, records, bitstream, plane] })
 }
@@ -218,31 +242,36 @@ impl Exponents {
     }
 
     /// Splits the weights of a tile of a strip; without a plane, takes their exponents only.
-    fn take(&mut self, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
-        let weights = &weights[2 * tile.first..];
-        match tile.places() {
-            Some(places) => {
-                self.pairs = [2 * UNIT_PAIRS * places.steps(); LANES];
-                if plane.is_empty() {
-                    self.take_exponents(places, weights);
-                } else {
-                    self.take_both(places, weights, plane);
-                }
+    fn take(&mut self, split: FloatSplit, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
+        let weights = &weights[split.bytes() * tile.first..];
+        if let Some(places) = tile.places() {
+            self.pairs = [2 * UNIT_PAIRS * places.steps(); LANES];
+            if split == FloatSplit::BF16 && !plane.is_empty() {
+                return self.take_both(places, weights, plane);
             }
-            None => self.take_any(tile, weights, plane),
         }
+        with_float!(split, F => {
+            match tile.places() {
+                Some(places) => self.take_exponents::<F>(places, weights),
+                None => self.take_any::<F>(tile, weights),
+            }
+            if !plane.is_empty() {
+                kept::pack::<F>(*tile, weights, plane);
+            }
+        });
     }
 
     /// The exponents of a tile in which every lane has as many units, by runs of four lanes.
-    fn take_exponents(&mut self, places: Places, weights: &[u8]) {
+    fn take_exponents<F: Float>(&mut self, places: Places, weights: &[u8]) {
+        let each = F::SPLIT.bytes();
         for (units, at) in self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter()) {
             for (half, units) in units.iter_mut().enumerate() {
                 let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0;
                 for (group, run) in runs.iter_mut().enumerate() {
-                    let at = 2 * (at + half * places.pair / 2 + group * places.group);
-                    let words = weights[at..at + 2 * RUN].as_chunks::<2>().0;
-                    for (exponent, word) in run.iter_mut().zip(words) {
-                        *exponent = bf16::exponent(u16::from_le_bytes(*word));
+                    let at = each * (at + half * places.pair / 2 + group * places.group);
+                    let units = weights[at..at + each * RUN].chunks_exact(each * UNIT);
+                    for (unit, weights) in run.as_chunks_mut::<UNIT>().0.iter_mut().zip(units) {
+                        *unit = F::load(weights).map(|weight| F::SPLIT.exponent(weight));
                     }
                 }
             }
@@ -270,19 +299,13 @@ impl Exponents {
         }
     }
 
-    fn take_any(&mut self, tile: &Tile, weights: &[u8], plane: &mut [u8]) {
+    fn take_any<F: Float>(&mut self, tile: &Tile, weights: &[u8]) {
         self.pairs = [0; LANES];
-        let mut plane = plane.iter_mut();
         tile.units().for_each(|(lane, unit)| {
             let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
-            let words = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks::<2>().0;
-            for (exponent, word) in exponents.iter_mut().zip(words) {
-                let word = u16::from_le_bytes(*word);
-                *exponent = bf16::exponent(word);
-                if let Some(plane) = plane.next() {
-                    *plane = bf16::plane_byte(word);
-                }
-            }
+            let each = F::SPLIT.bytes();
+            let weights = F::load(&weights[each * unit.at..each * (unit.at + unit.count)]);
+            *exponents = weights.map(|weight| F::SPLIT.exponent(weight));
             if unit.count % 2 == 1 {
                 exponents[unit.count] = exponents[unit.count - 1];
             }

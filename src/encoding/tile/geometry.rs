@@ -9,7 +9,7 @@ pub(super) const TILE_ELEMENTS: u64 = 8192;
 /// The two widths of a tile.
 pub(super) const TILE_COLUMNS: [u64; 2] = [256, TILE_ELEMENTS];
 /// Weights of a whole unit.
-pub(super) const UNIT: usize = 8;
+pub(super) use crate::float::UNIT;
 /// Lanes of a tile.
 pub(super) const LANES: usize = 32;
 /// Weights of a lane of a whole tile.
@@ -233,6 +233,9 @@ pub(super) struct Tile {
 pub(super) struct Unit {
     /// The first weight, counted from that of the tile, in rows of the tile's stride.
     pub(super) at: usize,
+    /// Its place in the tile.
+    pub(super) row: usize,
+    pub(super) column: usize,
     /// The number of weights, 1..=8.
     pub(super) count: usize,
 }
@@ -266,7 +269,8 @@ impl Tile {
             return None;
         }
         let rest = self.width - column;
-        Some(Unit { at: row * self.stride + column, count: if rest < UNIT { rest } else { UNIT } })
+        let (at, count) = (row * self.stride + column, if rest < UNIT { rest } else { UNIT });
+        Some(Unit { at, row, column, count })
     }
 
     /// The places of a tile in which every lane has the same number of units, an even one in each

@@ -1,8 +1,12 @@
 //! Counting pairs of exponents.
 
-use super::geometry::PAIRS;
+use super::geometry::{PAIRS, UNIT};
 use crate::constants::SYMBOLS;
-use crate::{Error, Result, bf16, huffman};
+use crate::{
+    Error, Result, bf16,
+    float::{Float, FloatSplit, with_float},
+    huffman,
+};
 
 /// Neighbouring pairs count in different tables: a counter raised twice in a row waits for its own
 /// store.
@@ -14,12 +18,14 @@ pub struct PairHistogram {
     tables: [Vec<u64>; TABLES],
     /// The last weight of a tensor with an odd number; its pair is counted too.
     odd: Option<u8>,
+    /// The bits that some weight has, of another float than BF16.
+    set_bits: u32,
 }
 
 /// A histogram of nothing. Its memory comes when it is touched.
 impl Default for PairHistogram {
     fn default() -> Self {
-        Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None }
+        Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None, set_bits: 0 }
     }
 }
 
@@ -30,7 +36,7 @@ impl PairHistogram {
     /// [`Error::Parameter`] unless there are 65,536 of them.
     pub fn from_counts(counts: Vec<u64>) -> Result<Self> {
         if counts.len() == PAIRS {
-            return Ok(Self { tables: [counts, vec![0; PAIRS]], odd: None });
+            return Ok(Self { tables: [counts, vec![0; PAIRS]], ..Self::default() });
         }
         let problem = format!("{} counts of pairs of exponents", counts.len());
         Err(Error::parameter(problem, "pass 65,536 of them"))
@@ -64,6 +70,46 @@ impl PairHistogram {
         }
     }
 
+    /// As [`add`](Self::add), of floats that are split in this way.
+    ///
+    /// # Panics
+    /// As [`add`](Self::add), where bytes of a weight are missing.
+    pub fn add_floats(&mut self, split: FloatSplit, weights: &[u8]) {
+        assert!(weights.len().is_multiple_of(split.bytes()), "weights are whole");
+        if split == FloatSplit::BF16 {
+            return self.add(weights);
+        }
+        with_float!(split, F => self.add_units::<F>(weights));
+    }
+
+    fn add_units<F: Float>(&mut self, weights: &[u8]) {
+        let mut units = weights.chunks_exact(UNIT * F::SPLIT.bytes());
+        for unit in &mut units {
+            self.add_unit::<F>(F::load(unit), UNIT);
+        }
+        let rest = units.remainder();
+        self.add_unit::<F>(F::load(rest), rest.len() / F::SPLIT.bytes());
+    }
+
+    #[inline]
+    fn add_unit<F: Float>(&mut self, weights: [u32; UNIT], count: usize) {
+        self.set_bits |= weights.iter().fold(0, |bits, weight| bits | weight);
+        let exponents = weights.map(|weight| F::SPLIT.exponent(weight));
+        for (at, pair) in exponents.as_chunks::<2>().0[..count / 2].iter().enumerate() {
+            self.tables[at % TABLES][usize::from(u16::from_le_bytes(*pair))] += 1;
+        }
+        if count % 2 == 1 {
+            let odd = exponents[count - 1];
+            self.tables[0][usize::from(u16::from_le_bytes([odd; 2]))] += 1;
+            self.odd = Some(odd);
+        }
+    }
+
+    /// The bits that some weight of [`add_floats`](Self::add_floats) has.
+    pub(crate) fn set_bits(&self) -> u32 {
+        self.set_bits
+    }
+
     /// Adds the counts of another part of the tensor.
     pub fn merge(&mut self, other: &Self) {
         for (table, other) in self.tables.iter_mut().zip(&other.tables) {
@@ -72,6 +118,7 @@ impl PairHistogram {
             }
         }
         self.odd = self.odd.or(other.odd);
+        self.set_bits |= other.set_bits;
     }
 
     /// How often a pair occurs.

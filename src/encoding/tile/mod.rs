@@ -1,5 +1,5 @@
-//! The `tile` encoding (spec/format.md, "Encoding tile"): made for warps that decode a tile into
-//! registers.
+//! The encodings `tile` and `float` (spec/format.md, 6.4 and 6.5): made for warps that decode a
+//! tile into registers.
 //!
 //! A tensor is a matrix, cut into *tiles* of 32 rows × 256 columns, or a vector, cut into tiles of
 //! 8192 weights. A tile has 32 *lanes*, as a warp has; each lane has its own stretch of bits and,
@@ -22,14 +22,16 @@ mod decode;
 mod encode;
 mod geometry;
 mod histogram;
+mod kept;
 mod lanes;
 mod record;
 mod sizes;
 
+pub use crate::float::FloatSplit;
 pub(crate) use arrays::cut;
 pub use arrays::{Arrays, OwnedArrays};
 pub use codebook::Codebook;
-pub use encode::{EncodedStrips, Encoder, encode_tensor};
+pub use encode::{EncodedStrips, Encoder, encode_floats, encode_tensor};
 #[cfg(feature = "cudarc")]
 pub(crate) use geometry::RECORD_BYTES;
 pub use geometry::TileGeometry;

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     Error, Result,
     encoding::stored::{self, check_range},
+    float::FloatSplit,
 };
 
 /// The number of the codebook among a tensor's arrays: which pairs have which codes.
@@ -19,7 +20,7 @@ pub const CODEBOOK: usize = 0;
 pub const RECORDS: usize = 1;
 /// The number of the bitstream: the bits of all tiles, a multiple of 16 bytes.
 pub const BITSTREAM: usize = 2;
-/// The number of the plane: one byte per weight.
+/// The number of the plane: one byte per weight, or the kept bits of another float than BF16.
 pub const PLANE: usize = 3;
 
 /// A tensor whose arrays lie in memory.
@@ -38,10 +39,11 @@ pub struct TileSizes {
     geometry: TileGeometry,
     bit_count: u64,
     codebook_bytes: u64,
+    split: FloatSplit,
 }
 
 impl TileSizes {
-    /// The sizes that the directory of a file states.
+    /// The sizes that the directory of a file states of a BF16 tensor.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no codebook has this size, where the bit count is not a multiple of 8,
@@ -60,7 +62,13 @@ impl TileSizes {
                 "{bit_count} bits where a multiple of 8 from {pairs} to below 2^48 is allowed"
             ));
         }
-        Ok(Self { geometry, bit_count, codebook_bytes })
+        Ok(Self { geometry, bit_count, codebook_bytes, split: FloatSplit::BF16 })
+    }
+
+    /// The same, of a tensor whose floats are split in another way.
+    #[must_use]
+    pub const fn split_as(self, split: FloatSplit) -> Self {
+        Self { split, ..self }
     }
 
     /// Sizes of a tensor whose record has these parameters, and whose codebook has
@@ -86,6 +94,11 @@ impl TileSizes {
         self.geometry.elements()
     }
 
+    /// How its weights are split.
+    pub const fn split(&self) -> FloatSplit {
+        self.split
+    }
+
     /// The bits of all tiles, a multiple of 8.
     pub const fn bit_count(&self) -> u64 {
         self.bit_count
@@ -97,7 +110,7 @@ impl TileSizes {
             self.codebook_bytes,
             RECORD_BYTES as u64 * (self.geometry.tile_count() + 1),
             self.bit_count.div_ceil(8 * STREAM_ALIGNMENT) * STREAM_ALIGNMENT,
-            self.elements(),
+            self.split.plane_bytes(self.elements()),
         ]
     }
 
@@ -111,15 +124,24 @@ impl TileSizes {
         Ok(elements.start / each..elements.end.div_ceil(each))
     }
 
-    /// The weights of some strips, of which each has a byte of the plane.
+    /// The weights of some strips.
     ///
     /// # Errors
     /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
-    /// two.
+    /// three.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         check_range("strips", strips, self.geometry.strip_count())?;
         let each = self.geometry.strip_elements();
         Ok(strips.start * each..(strips.end * each).min(self.elements()))
+    }
+
+    /// The bytes of the plane of some strips.
+    ///
+    /// # Errors
+    /// As [`elements_of`](Self::elements_of).
+    pub fn plane_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
+        let Range { start, end } = self.elements_of(strips)?;
+        Ok(self.split.plane_bytes(start)..self.split.plane_bytes(end))
     }
 
     /// The bytes of the records that some strips need: those of their tiles and the one after.

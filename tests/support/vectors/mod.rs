@@ -3,6 +3,7 @@
 //! spec/vectors/README.md.
 #![allow(dead_code, reason = "test and example each need another part")]
 
+mod float;
 mod invalid;
 mod tile;
 mod valid;
@@ -12,7 +13,8 @@ use std::{collections::BTreeMap, fs, io::Read, path::Path};
 use df11::{
     Dtype,
     hazmat::format::records::{
-        ENCODING_ALIAS, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE, FILE_WEIGHTS,
+        ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE,
+        FILE_WEIGHTS,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -105,6 +107,7 @@ impl Vectors {
         let mut vectors = Self::default();
         valid::make(&mut vectors);
         tile::make(&mut vectors);
+        float::make(&mut vectors);
         invalid::make(&mut vectors);
         vectors
     }
@@ -188,7 +191,9 @@ fn is_known(model: &Model, tensor: &Tensor) -> bool {
     Dtype::from_id(tensor.dtype).is_some()
         && match tensor.encoding {
             ENCODING_ALIAS => is_known(model, &model.tensors[tensor.parameters[0] as usize]),
-            encoding => [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE].contains(&encoding),
+            encoding => {
+                [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT].contains(&encoding)
+            }
         }
 }
 

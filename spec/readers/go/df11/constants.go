@@ -59,9 +59,25 @@ const (
 	encodingRaw
 	encodingGap
 	encodingTile
+	encodingFloat
 )
 
 const dtypeBF16 = 15
+
+// exponentBits and zeroBits are the table of 6.5, by dtype.
+var (
+	exponentBits = map[uint32]uint64{7: 5, 8: 4, 14: 5, dtypeBF16: 8, 18: 8}
+	zeroBits     = map[uint32][]uint64{7: {0}, 8: {0}, 14: {0}, dtypeBF16: {4}, 18: {0, 13, 16}}
+)
+
+func allowsZeroBits(dtype uint32, bits uint64) bool {
+	for _, allowed := range zeroBits[dtype] {
+		if bits == allowed {
+			return true
+		}
+	}
+	return false
+}
 
 // dtypes is the table of section 5, by id; any other has neither name nor bits.
 var dtypes = map[uint32]struct {

@@ -95,7 +95,7 @@ func (c *Container) stored(o Owner) (out [][]byte) {
 // Supported tells whether a tensor can be decoded (3, Tensor).
 func (c *Container) Supported(t *Tensor) bool {
 	o := c.source(t)
-	return knownDtype(o.Dtype) && o.Encoding <= encodingTile
+	return knownDtype(o.Dtype) && o.Encoding <= encodingFloat
 }
 
 // source is the tensor that has the bytes: the target of an alias.
@@ -106,7 +106,7 @@ func (c *Container) source(t *Tensor) *Tensor {
 	return t
 }
 
-// Load decodes a tensor at the level load of section 9. Of gap and tile it
+// Load decodes a tensor at the level load of section 9. Of a coded one it
 // also reports what only verification must check.
 func (c *Container) Load(t *Tensor) (b []byte, err error) {
 	err = try(func() { b = c.decode(t) })
@@ -121,7 +121,7 @@ func (c *Container) decode(t *Tensor) []byte {
 	switch t.Encoding {
 	case encodingGap:
 		return decodeGap(t, arrays)
-	case encodingTile:
+	case encodingTile, encodingFloat:
 		return decodeTile(t, arrays)
 	}
 	return bytes.Join(arrays, nil)

@@ -252,7 +252,7 @@ func (d *Directory) checkEncodings() {
 			aliases[t.Parameters[0]]++
 			many := aliases[t.Parameters[0]] > maxAliases
 			Limit.when(many, "more than %d aliases of one tensor", maxAliases)
-		} else if knownDtype(t.Dtype) && t.Encoding <= encodingTile {
+		} else if knownDtype(t.Dtype) && t.Encoding <= encodingFloat {
 			d.checkStored(t)
 		}
 	}
@@ -273,12 +273,13 @@ func (d *Directory) checkAlias(t *Tensor) {
 // kindsOf are the kinds of the sections that hold the arrays of an encoding, in
 // order.
 var kindsOf = map[uint32][]uint32{
-	encodingRaw:  {sectionRaw},
-	encodingGap:  {sectionCodebook, sectionIndex, sectionIndex, sectionBitstream, sectionPlane},
-	encodingTile: {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
+	encodingRaw:   {sectionRaw},
+	encodingGap:   {sectionCodebook, sectionIndex, sectionIndex, sectionBitstream, sectionPlane},
+	encodingTile:  {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
+	encodingFloat: {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
 }
 
-// checkStored checks 6.2 to 6.4. The plane comes first, so that nothing
+// checkStored checks 6.2 to 6.5. The plane comes first, so that nothing
 // overflows later.
 func (d *Directory) checkStored(t *Tensor) {
 	name, arrays, kinds := d.Text(t.Name), d.arraysOf(t.Owner), kindsOf[t.Encoding]
@@ -293,10 +294,16 @@ func (d *Directory) checkStored(t *Tensor) {
 	}
 	lengths, named := []uint64{size}, 0
 	if t.Encoding != encodingRaw {
-		Corrupt.when(t.Dtype != dtypeBF16 || elements == 0, "tensor %q has no BF16 weights", name)
+		wrong := elements == 0 || t.Dtype != dtypeBF16
+		if named = 3; t.Encoding == encodingFloat {
+			named = 4
+			wrong = elements == 0 || !allowsZeroBits(t.Dtype, t.Parameters[3])
+		}
+		Corrupt.when(wrong, "tensor %q has no weights of a dtype of its encoding", name)
 		plane := arrays[len(arrays)-1].Length
-		Corrupt.when(plane != elements, "the plane of tensor %q has %d bytes", name, plane)
-		if named = 3; t.Encoding == encodingGap {
+		wrong = plane != t.split().planeBytes(elements)
+		Corrupt.when(wrong, "the plane of tensor %q has %d bytes", name, plane)
+		if t.Encoding == encodingGap {
 			lengths = shapeOfGap(t, arrays[0].Length).lengths
 		} else {
 			lengths = shapeOfTile(t, arrays[0].Length).lengths

@@ -29,11 +29,13 @@ func shapeOfTile(t *Tensor, codebook uint64) (s tileShape) {
 	Corrupt.when(s.tiles >= 1<<32, "a tensor has %d tiles", s.tiles)
 	wrong = codebook < 26 || codebook > 26+2*4096 || codebook%2 != 0
 	Corrupt.when(wrong, "a codebook has %d bytes", codebook)
-	s.lengths = []uint64{codebook, 32 * (s.tiles + 1), 16 * ceilDiv(bits, 128), s.elements}
+	plane := t.split().planeBytes(s.elements)
+	s.lengths = []uint64{codebook, 32 * (s.tiles + 1), 16 * ceilDiv(bits, 128), plane}
 	return s
 }
 
-// unit is a unit: its first element, its first byte in the plane (6.4, Units).
+// unit is a unit: its first element, and how many weights come before it in the
+// order of the plane (6.4, Units).
 type unit struct{ element, plane, weights uint64 }
 
 // units returns the units of tile i that exist, by lane (6.4, Tiles, Plane).
@@ -80,12 +82,15 @@ func readRecord(b []byte) (r tileRecord) {
 // tileDecoder decodes one tensor, tile by tile.
 type tileDecoder struct {
 	pairCode
+	split                 split
 	bitstream, plane, out []byte
 }
 
 func decodeTile(t *Tensor, arrays [][]byte) []byte {
 	s, records := shapeOfTile(t, uint64(len(arrays[0]))), arrays[1]
-	d := &tileDecoder{readPairCode(arrays[0]), arrays[2], arrays[3], make([]byte, 2*s.elements)}
+	f := t.split()
+	out := make([]byte, f.bits/8*s.elements)
+	d := &tileDecoder{readPairCode(arrays[0]), f, arrays[2], arrays[3], out}
 	start := uint64(0)
 	for i := uint64(0); i < s.tiles; i++ {
 		r := readRecord(records[32*i:])
@@ -132,13 +137,44 @@ func (d *tileDecoder) decodeLane(units []unit, at uint64) uint64 {
 		for i := uint64(0); i < u.weights; i += 2 {
 			value, bits := d.pair(d.bitstream, at)
 			at += bits
-			putWeight(d.out[2*(u.element+i):], byte(value), d.plane[u.plane+i])
+			d.put(u, i, byte(value))
 			if i+1 < u.weights {
-				putWeight(d.out[2*(u.element+i)+2:], byte(value>>8), d.plane[u.plane+i+1])
+				d.put(u, i+1, byte(value>>8))
 				continue
 			}
 			Corrupt.when(byte(value) != byte(value>>8), "the last pair of a unit has two exponents")
 		}
 	}
 	return at - begin
+}
+
+// put writes weight i of a unit, and checks the bits after the last one (6.5).
+func (d *tileDecoder) put(u unit, i uint64, exponent byte) {
+	f := d.split
+	Corrupt.when(uint64(exponent)>>f.exponent != 0, "a weight has the exponent %d", exponent)
+	at := 8*f.planeBytes(u.plane) + f.kept*i
+	d.split.put(d.out[f.bits/8*(u.element+i):], exponent, bitsAt(d.plane, at, uint(f.kept)))
+	if end := at + f.kept; i+1 == u.weights {
+		checkZeroBits(d.plane, end, align(end, 8), "after the last weight of a unit")
+	}
+}
+
+// split is how a float is split (6.5): its bits, and those of its exponent and
+// of what is kept.
+type split struct{ bits, exponent, kept uint64 }
+
+func (t *Tensor) split() split {
+	bits, exponent := dtypes[t.Dtype].bits, exponentBits[t.Dtype]
+	return split{bits, exponent, bits - exponent - t.Parameters[3]}
+}
+
+func (f split) planeBytes(weights uint64) uint64 { return ceilDiv(weights*f.kept, 8) }
+
+func (f split) put(out []byte, exponent byte, kept uint32) {
+	low := f.kept - 1
+	weight := uint32(exponent)<<low | kept&(1<<low-1)
+	weight = weight<<(f.bits-f.exponent-f.kept) | kept>>low<<(f.bits-1)
+	for i := uint64(0); i < f.bits/8; i++ {
+		out[i] = byte(weight >> (8 * i))
+	}
 }

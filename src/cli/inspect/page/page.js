@@ -328,7 +328,9 @@ function setTheme(theme) {
 function reason({ encoding, dtype, decoded_bytes, target }) {
   if (encoding === "alias") return [null, `the same bytes as ${target}`];
   if (encoding !== "raw") return [null, ""];
-  if (dtype !== "BF16") return ["not BF16", "only BF16 is compressed"];
+  if (!data.coded_dtypes.includes(dtype)) {
+    return ["not compressed", "no float that is compressed"];
+  }
   if (decoded_bytes < data.small_bytes) {
     return ["small", "a tensor this small would save almost nothing"];
   }

