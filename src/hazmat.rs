@@ -23,7 +23,7 @@ pub use crate::{
     error::{is_unseen, printable},
     io::FileReader,
     open::{
-        Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
+        Ahead, Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
         verify_containers,
     },
     parallel::pool,

@@ -69,6 +69,8 @@ mod parallel;
 mod paths;
 mod progress;
 pub mod source;
+#[cfg(feature = "remote")]
+mod store;
 mod write;
 
 /// The command uses the library by its name, as others do.

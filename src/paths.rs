@@ -43,6 +43,14 @@ pub fn check_path(path: &str) -> Result<()> {
     Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
 }
 
+/// Schemes of names that are no paths: object stores, HTTP and the Hub.
+const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "hf"];
+
+/// The scheme of such a name, and what follows it.
+pub(crate) fn scheme_of(name: &str) -> Option<(&str, &str)> {
+    name.split_once("://").filter(|(scheme, _)| SCHEMES.contains(scheme))
+}
+
 /// The folder of a path, with its trailing `/`; empty for what lies in none.
 pub(crate) fn folder_of(path: &str) -> &str {
     path.rfind('/').map_or("", |slash| &path[..=slash])

@@ -1,6 +1,7 @@
 //! Opening: `open → validate → views → decode`.
 
 mod added;
+mod ahead;
 pub(crate) mod beside;
 mod decoder;
 mod model;
@@ -8,6 +9,8 @@ mod opening;
 mod original;
 #[cfg(feature = "cudarc")]
 mod parts;
+#[cfg(feature = "remote")]
+mod remote;
 mod shard;
 mod slice;
 mod tensor;
@@ -15,6 +18,7 @@ mod tensor_slice;
 mod verify;
 
 pub use added::tensor_hashes;
+pub use ahead::Ahead;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

@@ -5,6 +5,8 @@
 //! component, and in its metadata it lists the components with their identities, so that none is
 //! lost unnoticed.
 
+#[cfg(feature = "remote")]
+use std::time::Duration;
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -17,9 +19,11 @@ use crate::{
     constants::MAGIC,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
-    paths::{PIPELINE, check_path, is_container, is_safetensors},
+    paths::{PIPELINE, check_path, is_container, is_safetensors, scheme_of},
     source::{Component, HIDDEN, check_installed, named},
 };
+#[cfg(feature = "remote")]
+use crate::store::Patience;
 
 /// Opens a model: a container, or a folder with all its shards. Equals
 /// `OpenOptions::new().open(path)`.
@@ -41,7 +45,11 @@ pub fn open(path: impl AsRef<Path>) -> Result<Model> {
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     memory_map: bool,
-    checksums: bool,
+    pub(super) checksums: bool,
+    #[cfg(feature = "remote")]
+    pub(super) in_memory: bool,
+    #[cfg(feature = "remote")]
+    pub(super) patience: Patience,
 }
 
 impl Default for OpenOptions {
@@ -53,7 +61,33 @@ impl Default for OpenOptions {
 impl OpenOptions {
     /// Map the container, and check checksums.
     pub const fn new() -> Self {
-        Self { memory_map: true, checksums: true }
+        Self {
+            memory_map: true,
+            checksums: true,
+            #[cfg(feature = "remote")]
+            in_memory: false,
+            #[cfg(feature = "remote")]
+            patience: Patience::DEFAULT,
+        }
+    }
+
+    /// Whether containers that come over a network are fetched whole into memory when they are
+    /// opened, as if they were mapped. Otherwise (the default) only what is wanted is fetched,
+    /// whenever it is. Of no meaning to files.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub const fn in_memory(mut self, in_memory: bool) -> Self {
+        self.in_memory = in_memory;
+        self
+    }
+
+    /// How long a store may be silent (30 s) before a request is made again, and how many requests
+    /// for the same bytes may fail (6) before reading them fails.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub const fn patience(mut self, stall: Duration, tries: u32) -> Self {
+        self.patience = Patience { stall, tries, ..self.patience };
+        self
     }
 
     /// Whether to map containers into memory (the default), or to read from them on demand. Reading
@@ -80,6 +114,9 @@ impl OpenOptions {
     /// As [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
+        if let Some(name) = name_of(path) {
+            return self.open_name(name);
+        }
         let metadata = fs::metadata(path)
             .map_err(|error| Error::io("opening", path, or_fetch(path, error)))?;
         if !metadata.is_dir() {
@@ -133,6 +170,9 @@ impl OpenOptions {
     /// ```
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
+        if let Some(name) = name_of(root) {
+            return self.open_all_named(name);
+        }
         check_installed(root)?;
         let list = root.join(PIPELINE);
         if !list.is_file() {
@@ -185,6 +225,26 @@ impl OpenOptions {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
         Shard::open(path.to_owned(), reader, self.checksums)
+    }
+}
+
+/// A path that is the name of an object, or of several, beyond a network.
+fn name_of(path: &Path) -> Option<&str> {
+    path.to_str().filter(|name| scheme_of(name).is_some())
+}
+
+#[cfg(not(feature = "remote"))]
+impl OpenOptions {
+    fn open_name(&self, name: &str) -> Result<Model> {
+        self.open_all_named(name)?.single("open")
+    }
+
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn open_all_named(&self, name: &str) -> Result<Models> {
+        let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
+        let what = format!("a name that begins with {scheme}://");
+        let remedy = "build df11 with its feature remote, or fetch the file";
+        Err(Error::unsupported(what, remedy))
     }
 }
 
@@ -303,6 +363,11 @@ pub struct Models {
 }
 
 impl Models {
+    #[cfg(feature = "remote")]
+    pub(super) fn new(components: Vec<Component<Model>>, missing: Vec<String>) -> Self {
+        Self { components, missing }
+    }
+
     /// The components that are there, ascending by folder, and the files that belong to none of
     /// them; or the one model.
     pub fn components(&self) -> &[Component<Model>] {

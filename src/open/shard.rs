@@ -32,6 +32,8 @@ const LOCKS: usize = 64;
 pub struct Shard {
     pub(super) path: PathBuf,
     pub(super) reader: Arc<dyn ReadAt>,
+    /// Whether reads wait for a network.
+    pub(super) is_far: bool,
     pub(super) directory: Directory,
     directory_range: Range<u64>,
     pub(super) check_checksums: bool,
@@ -78,6 +80,7 @@ impl Shard {
         let start = header.directory_offset.get();
         Ok(Self {
             path,
+            is_far: reader.read_ahead(&[]).is_some(),
             reader: reader.into(),
             directory,
             directory_range: start..start + header.directory_length.get(),
@@ -312,8 +315,18 @@ impl Shard {
 
     /// Checks every chunk again, in parallel.
     pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
-        let chunks = (0..self.chunks.len()).into_par_iter();
+        let _ahead = self.expect_chunks();
+        let chunks = (0..self.chunks.len()).par_bridge();
         chunks.try_for_each(|chunk| done(self.check_again(chunk)?))
+    }
+
+    /// Checks the chunks that nobody has checked yet.
+    pub(super) fn check_other_chunks(&self) -> Result<()> {
+        let unchecked = (0..self.chunks.len()).filter(|&chunk| !self.is_checked(chunk));
+        let unchecked: Vec<usize> = unchecked.collect();
+        let places: Vec<_> = unchecked.iter().map(|&chunk| self.chunks[chunk].clone()).collect();
+        let _ahead = self.expect(&places);
+        unchecked.into_iter().try_for_each(|chunk| self.check_chunk(chunk))
     }
 
     /// Compares the checksum of a chunk's bytes, and remembers that it is right.
