@@ -27,7 +27,7 @@ pub use crate::{
         verify_containers,
     },
     parallel::pool,
-    paths::{PENDING, check_path},
+    paths::{PENDING, check_local, check_path, is_far, shown},
     source::hub_cache::{Located, locate},
     write::{
         Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable, copy,

@@ -26,6 +26,8 @@ from ._errors import unfit
 WEIGHTS = "df11.safetensors"
 #: As the Hub allows them; one without an owner is as likely a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+#: Names that `df11.open` finds in object stores, behind HTTP and on the Hub.
+_FAR = re.compile(r"(s3|gs|az|https?|hf)://")
 
 
 class Expected(str):
@@ -121,12 +123,31 @@ def folder_of(
     )
 
 
-def brought(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
+def is_far(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a name beyond a network, such as `s3://bucket/model`, and no path."""
+    return _FAR.match(os.fspath(path)) is not None
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether it is the path or the name of a folder of containers."""
+    if is_far(path):
+        return not re.search(r"\.df11$|\?", os.fspath(path))
+    return Path(path).is_dir()
+
+
+def brought(
+    path: str | os.PathLike[str], revision: str | None, subfolder: str | None
+) -> Path | str:
     """The path itself, or of what can only be a repository's name its folder, fetched. Settings are
     those of huggingface_hub: its variables, its login. If it is not installed, opening the path
     says what to do.
     """
     check_inside(revision=revision, subfolder=subfolder)
+    if is_far(path):
+        if revision is None and subfolder is None:
+            return os.fspath(path)
+        problem = f"{os.fspath(path).partition('?')[0]} takes no revision and subfolder"
+        raise unfit(problem, "write them as in hf://org/name@revision/subfolder")
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
     if not is_name or here.parent.exists():

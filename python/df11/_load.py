@@ -49,7 +49,8 @@ def attach(
     (`accelerate.init_empty_weights()`), so that its own weights never take memory.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
-    whose containers are fetched into its cache; `subfolder` of it, and `revision` there.
+    whose containers are fetched into its cache; `subfolder` of it, and `revision` there. Or a name
+    such as "s3://bucket/model", as `df11.open` takes it: its containers are fetched into memory.
     `device`: a GPU, the CPU, a list of GPUs, or "auto" for all; a dict of modules as `device_map`
     of transformers takes it; the current GPU unless named, or the CPU if there is none.
     `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
@@ -62,7 +63,7 @@ def attach(
         raise ValueError("the module has compressed weights already; make a new one")
     tell_newer()
     check_options(mode, residence)
-    tensors = Tensors(_native.open(brought(path, revision, subfolder)))
+    tensors = Tensors(_native.open(brought(path, revision, subfolder), in_memory=True))
     placement = _placement(device, memory)
     items = _converted(module, tensors) if prefix is None else None
     if items is None:

@@ -283,13 +283,17 @@ fn map(path: &Path) -> Result<Mapped> {
 }
 
 /// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
-/// name a container, or a folder that holds some and no safetensors file.
+/// name a container, or a folder that holds some and no safetensors file, or a name such as
+/// `s3://bucket/model`.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or
 /// was interrupted.
 pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let path = path.as_ref();
+    if name_of(path).is_some() {
+        return Ok(true);
+    }
     if !path.is_dir() {
         return Ok(is_container(path));
     }

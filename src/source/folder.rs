@@ -17,7 +17,7 @@ use super::{
 use crate::{
     Dtype, Error, Result,
     io::read_regular,
-    paths::{check_path, configs, folder_of, is_safetensors},
+    paths::{check_local, check_path, configs, folder_of, is_safetensors},
 };
 
 /// Other formats of weights: copies of the same weights, more often than not.
@@ -88,6 +88,7 @@ impl Source {
     /// As [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
     /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
+        check_local(path)?;
         let metadata =
             std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         if !metadata.is_dir() {

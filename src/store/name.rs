@@ -1,6 +1,9 @@
 //! Names of objects: parsed, and shown without what only their owner may see.
 
-use crate::{Error, Result, paths::scheme_of};
+use crate::{
+    Error, Result,
+    paths::{scheme_of, shown_name},
+};
 
 /// A name in its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +26,7 @@ impl Name {
             (!root.is_empty()).then_some((scheme, root, path))
         });
         let (scheme, root, path) = parts.ok_or_else(|| {
-            let problem = format!("{} names no bucket or host", shown(full));
+            let problem = format!("{} names no bucket or host", shown_name(full));
             Error::parameter(problem, "write it as s3://bucket/path or https://host/path")
         })?;
         Ok(Self {
@@ -45,20 +48,8 @@ impl Name {
     }
 
     pub(super) fn shown(&self) -> String {
-        shown(&self.full)
+        shown_name(&self.full)
     }
-}
-
-/// A name for messages: without user and password, and without the query, in which a signed URL has
-/// its signature.
-pub(super) fn shown(name: &str) -> String {
-    let Some((scheme, rest)) = name.split_once("://") else { return name.to_owned() };
-    let is_http = matches!(scheme, "http" | "https");
-    let rest = if is_http { rest.split(['?', '#']).next().unwrap_or(rest) } else { rest };
-    let (root, path) = rest.split_once('/').map_or((rest, None), |(root, path)| (root, Some(path)));
-    // The @ of hf://org/name@revision is in the path.
-    let root = root.rsplit('@').next().unwrap_or(root);
-    path.map_or_else(|| format!("{scheme}://{root}"), |path| format!("{scheme}://{root}/{path}"))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::Path;
 use df11::hazmat::{
     MIN_CODED_BYTES, Shard,
     format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
+    shown,
 };
 use serde_json::{Value, json};
 
@@ -37,7 +38,7 @@ pub(super) fn page(findings: &[&Findings<'_>]) -> String {
 }
 
 fn name(path: &Path) -> String {
-    let named = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let named = path.canonicalize().unwrap_or_else(|_| shown(path).into_owned());
     named.file_name().unwrap_or(named.as_os_str()).to_string_lossy().into_owned()
 }
 
