@@ -119,11 +119,12 @@ def run(url: str, turns: int) -> None:
     }
     for turn in range(turns):
         for name, way in ways.items():
-            start = time.perf_counter()
+            start, before = time.perf_counter(), time.process_time()
             size = way(url)
-            seconds = time.perf_counter() - start
+            seconds, cpu = time.perf_counter() - start, time.process_time() - before
             told = {"turn": turn, "way": name, "bytes": size, "seconds": round(seconds, 4)}
-            print(json.dumps({**told, "gb_s": round(size / seconds / 1e9, 3)}), flush=True)
+            told |= {"cpu_seconds": round(cpu, 4), "gb_s": round(size / seconds / 1e9, 3)}
+            print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,11 @@ impl Shard {
         Ahead { _plans: plan.into_iter().collect() }
     }
 
+    /// A place of one section, with the chunks that it touches.
+    pub(super) fn expect_place(&self, place: &Range<u64>) -> Ahead {
+        self.expect(self.widened(place).as_slice())
+    }
+
     /// The codebooks of all tensors.
     pub(super) fn expect_codebooks(&self) -> Ahead {
         Ahead::codebooks(self.tensors())

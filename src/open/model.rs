@@ -8,6 +8,8 @@ use std::{
 
 use rayon::prelude::*;
 
+#[cfg(feature = "remote")]
+use super::far_folder::FarFolder;
 use super::{
     ahead::Ahead,
     beside::is_card,
@@ -16,8 +18,6 @@ use super::{
     shard::Shard,
     tensor::Tensor,
 };
-#[cfg(feature = "remote")]
-use super::remote::FarFolder;
 use crate::{
     Error, Result,
     constants::{ARRAY_ALIGNMENT, align},

@@ -5,15 +5,13 @@
 //! component, and in its metadata it lists the components with their identities, so that none is
 //! lost unnoticed.
 
-#[cfg(feature = "remote")]
-use std::time::Duration;
 use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
 
-use super::{model::Model, shard::Shard};
+use super::{model::Model, options::OpenOptions, shard::Shard};
 use crate::{
     Error, Result,
     constants::MAGIC,
@@ -22,8 +20,6 @@ use crate::{
     paths::{PIPELINE, check_path, is_container, is_safetensors, scheme_of},
     source::{Component, HIDDEN, check_installed, named},
 };
-#[cfg(feature = "remote")]
-use crate::store::Patience;
 
 /// Opens a model: a container, or a folder with all its shards. Equals
 /// `OpenOptions::new().open(path)`.
@@ -41,71 +37,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Model> {
     OpenOptions::new().open(path)
 }
 
-/// How a model is opened.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    memory_map: bool,
-    pub(super) checksums: bool,
-    #[cfg(feature = "remote")]
-    pub(super) in_memory: bool,
-    #[cfg(feature = "remote")]
-    pub(super) patience: Patience,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl OpenOptions {
-    /// Map the container, and check checksums.
-    pub const fn new() -> Self {
-        Self {
-            memory_map: true,
-            checksums: true,
-            #[cfg(feature = "remote")]
-            in_memory: false,
-            #[cfg(feature = "remote")]
-            patience: Patience::DEFAULT,
-        }
-    }
-
-    /// Whether containers that come over a network are fetched whole into memory when they are
-    /// opened, as if they were mapped. Otherwise (the default) only what is wanted is fetched,
-    /// whenever it is. Of no meaning to files.
-    #[cfg(feature = "remote")]
-    #[must_use]
-    pub const fn in_memory(mut self, in_memory: bool) -> Self {
-        self.in_memory = in_memory;
-        self
-    }
-
-    /// How long a store may be silent (30 s) before a request is made again, and how many requests
-    /// for the same bytes may fail (6) before reading them fails.
-    #[cfg(feature = "remote")]
-    #[must_use]
-    pub const fn patience(mut self, stall: Duration, tries: u32) -> Self {
-        self.patience = Patience { stall, tries, ..self.patience };
-        self
-    }
-
-    /// Whether to map containers into memory (the default), or to read from them on demand. Reading
-    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
-    #[must_use]
-    pub const fn memory_map(mut self, memory_map: bool) -> Self {
-        self.memory_map = memory_map;
-        self
-    }
-
-    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the
-    /// default).
-    #[must_use]
-    pub const fn checksums(mut self, checksums: bool) -> Self {
-        self.checksums = checksums;
-        self
-    }
-
     /// Opens a container, or a folder with all its shards. Those in its subfolders are of the same
     /// model, unless the containers that lie directly in the folder are all of its shards: then
     /// subfolders may hold other models, such as checkpoints. See [`open`].

@@ -180,7 +180,15 @@ impl<'m> FilePieces<'m> {
         check_cover(file, places)?;
         file.tensors().try_for_each(|tensor| tensor.check_known())?;
         let tensors = tensors.into_iter().map(|(.., tensor)| tensor).collect();
-        Ok(Self { file, decoder, tensors, next: (0, 0), started: false, ahead: None, prepared: None })
+        Ok(Self {
+            file,
+            decoder,
+            tensors,
+            next: (0, 0),
+            started: false,
+            ahead: None,
+            prepared: None,
+        })
     }
 
     /// Prepares what this version knows of a file that cannot be restored as a whole: some tensors,

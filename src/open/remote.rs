@@ -1,83 +1,18 @@
 //! Opening names of object stores, HTTP and the Hub.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
-};
-
-use tempfile::TempDir;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use super::{
-    beside::MARK_BYTES,
+    far_folder::FarFolder,
     model::Model,
-    opening::{Models, OpenOptions, listed_components},
-    original::OriginalFile,
+    opening::{Models, listed_components},
+    options::OpenOptions,
     shard::Shard,
 };
-use crate::{
-    Error, Result,
-    parallel,
-    paths::PIPELINE,
-    source::{Component, MAX_SIDE_BYTES},
-    store::Place,
-};
+use crate::{Error, Result, parallel, paths::PIPELINE, source::Component, store::Place};
 
 /// Containers of a place whose directories are read at once.
 const OPENED_AT_ONCE: usize = 8;
-
-/// The folder of a model beyond a network: files beside its containers are fetched when they are
-/// first asked for.
-#[derive(Debug)]
-pub(super) struct FarFolder {
-    place: Arc<Place>,
-    /// Where it lies in the place, with a `/` at the end unless it is all of it.
-    prefix: String,
-    fetched: OnceLock<TempDir>,
-}
-
-impl FarFolder {
-    fn new(place: &Arc<Place>, prefix: &str) -> Self {
-        Self { place: Arc::clone(place), prefix: prefix.to_owned(), fetched: OnceLock::new() }
-    }
-
-    /// A local folder with the side files that a model records, as far as they are there.
-    pub(super) fn fetch<'m>(
-        &self,
-        files: impl Iterator<Item = OriginalFile<'m>>,
-    ) -> Result<&Path> {
-        if self.fetched.get().is_none() {
-            let folder = tempfile::tempdir()
-                .map_err(|error| Error::io("creating a folder in", std::env::temp_dir(), error))?;
-            for file in files {
-                self.fetch_file(file, folder.path())?;
-            }
-            // Another thread may have been faster.
-            let _ = self.fetched.set(folder);
-        }
-        Ok(self.fetched.get().expect("it was set").path())
-    }
-
-    fn fetch_file(&self, file: OriginalFile<'_>, folder: &Path) -> Result<()> {
-        Error::check_limit(
-            format_args!("the length in bytes of {:?} beside the containers", file.path()),
-            file.length(),
-            MAX_SIDE_BYTES,
-        )?;
-        let path = format!("{}{}", self.prefix, file.path());
-        let bytes = match self.place.read(&path, file.length() + MARK_BYTES) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(());
-            }
-            found => found?,
-        };
-        let to = folder.join(file.path());
-        let parent = to.parent().unwrap_or(folder);
-        std::fs::create_dir_all(parent)
-            .and_then(|()| std::fs::write(&to, bytes))
-            .map_err(|error| Error::io("writing", &to, error))
-    }
-}
 
 impl OpenOptions {
     /// Opens what a name stands for: a container, or a folder with all its shards.
@@ -88,7 +23,8 @@ impl OpenOptions {
         }
         let paths = place.containers()?;
         if paths.iter().any(|path| path == PIPELINE) {
-            let problem = format!("{} holds a pipeline, which is several models", place.name_of(""));
+            let problem =
+                format!("{} holds a pipeline, which is several models", place.name_of(""));
             let remedy = "name the folder of one of its components, or use what takes a pipeline";
             return Err(Error::parameter(problem, remedy));
         }
@@ -196,14 +132,11 @@ impl Shard {
             let problem = format!("{} takes {length} bytes of memory", self.path().display());
             Error::parameter(problem, "fetch the container to a disk, and open it there")
         })?;
-        bytes.resize(length as usize, 0);
-        let mut done = 0;
         for part in parallel::cut(0..length, WHOLE_PART_BYTES, 1) {
-            let out = &mut bytes[done..done + (part.end - part.start) as usize];
+            bytes.resize(part.end as usize, 0);
             self.reader
-                .read_exact_at(part.start, out)
+                .read_exact_at(part.start, &mut bytes[part.start as usize..])
                 .map_err(|error| Error::io("reading", self.path(), error))?;
-            done = part.end as usize;
         }
         Ok(bytes)
     }

@@ -1,7 +1,7 @@
 //! Ranges that are wanted soon: joined to pieces, fetched before they are read, in bounded memory.
 //!
 //! ```text
-//! batches    | 0 | 1 | 2 | 3 | 4 | 5 | …       about 32 MiB each, in the order in which they are read
+//! batches    | 0 | 1 | 2 | 3 | 4 | 5 | …       about 32 MiB each, in the order of reading
 //!              ↑   └BEHIND┘ ↑ └ AHEAD  ┘
 //!              freed        read now     fetched meanwhile
 //! ```
@@ -67,7 +67,7 @@ enum Bytes {
     #[default]
     Away,
     Coming,
-    Here(Vec<u8>),
+    Here(Arc<Vec<u8>>),
     Failed(io::ErrorKind, String),
 }
 
@@ -96,9 +96,13 @@ impl Ahead {
         loop {
             match &state.bytes[index] {
                 Bytes::Away => return None,
-                Bytes::Coming => state = self.changed.wait(state).unwrap_or_else(|lock| lock.into_inner()),
+                Bytes::Coming => {
+                    state = self.changed.wait(state).unwrap_or_else(|lock| lock.into_inner())
+                }
                 Bytes::Failed(kind, text) => return Some(Err(io::Error::new(*kind, text.clone()))),
                 Bytes::Here(bytes) => {
+                    let bytes = Arc::clone(bytes);
+                    drop(state);
                     let bytes = &bytes[(offset - range.start) as usize..];
                     let count = bytes.len().min(out.len());
                     out[..count].copy_from_slice(&bytes[..count]);
@@ -147,7 +151,7 @@ fn take(to: &Weak<Ahead>, index: usize, found: io::Result<Vec<u8>>) {
     let mut state = parallel::lock(&ahead.state);
     if matches!(state.bytes[index], Bytes::Coming) {
         state.bytes[index] = match found {
-            Ok(bytes) => Bytes::Here(bytes),
+            Ok(bytes) => Bytes::Here(Arc::new(bytes)),
             Err(error) => Bytes::Failed(error.kind(), error.to_string()),
         };
     }

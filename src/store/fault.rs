@@ -141,8 +141,12 @@ mod tests {
         let secret = "error sending request for url (http://host/x?X-Amz-Signature=secret)";
         let text = generic(secret).text;
         assert_eq!(text, "the connection failed");
-        let text = generic("Server returned non-2xx status code: 403 X: <Token>secret</Token>").text;
+        let text =
+            generic("Server returned non-2xx status code: 403 X: <Token>secret</Token>").text;
         assert!(!text.contains("secret"), "{text}");
-        assert_eq!(generic("Connection refused").text, "the connection failed (Connection refused)");
+        assert_eq!(
+            generic("Connection refused").text,
+            "the connection failed (Connection refused)"
+        );
     }
 }

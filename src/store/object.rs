@@ -73,9 +73,11 @@ impl Object {
     fn fetch(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         let count = REQUEST_BYTES.min(out.len() as u64);
         let (source, version) = (self.source.clone(), self.version.clone());
-        let fetched = wait(self.handle, async move {
-            source.fetch(offset..offset + count, Some(&version)).await
-        });
+        let fetched =
+            wait(
+                self.handle,
+                async move { source.fetch(offset..offset + count, Some(&version)).await },
+            );
         out[..count as usize].copy_from_slice(&fetched?.0);
         Ok(count as usize)
     }

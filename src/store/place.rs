@@ -68,7 +68,7 @@ impl Place {
             "hf" => Self::of_hub(&name, patience),
             "http" | "https" => {
                 let is_file = name.path.contains('?') || is_container(name.bare_path());
-                let store = http(&name.full, &name.shown(), None)?;
+                let store = http(name.full.trim_end_matches('/'), &name.shown(), None)?;
                 Ok(Self::new(store, &name, Listing::Index, patience).at("", is_file))
             }
             _ => {
@@ -227,8 +227,9 @@ fn settings() -> [(ClientConfigKey, &'static str); 3] {
 fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectStore>> {
     let mut options = ClientOptions::new().with_allow_http(url.starts_with("http://"));
     if let Some(token) = token {
-        let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-            .map_err(|_| Error::parameter("the token has a character that no token has", "log in"))?;
+        let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+            Error::parameter("the token has a character that no token has", "log in")
+        })?;
         value.set_sensitive(true);
         let mut headers = HeaderMap::new();
         headers.insert("authorization", value);

@@ -71,17 +71,18 @@ fn tensors_slices_and_blocks_are_those_of_the_file() {
 fn large() -> Vec<u8> {
     let weights = crate::container::normal_weights(3 << 20, 5);
     let names = ["a.0.w", "a.1.w", "a.2.w"];
-    let items: Vec<_> =
-        names.iter().map(|name| Item::tile(name, &[3 << 10, 1 << 10], weights.clone(), (256, 1 << 10))).collect();
+    let items: Vec<_> = names
+        .iter()
+        .map(|name| Item::tile(name, &[3 << 10, 1 << 10], weights.clone(), (256, 1 << 10)))
+        .collect();
     Model::new(&items, &[]).build()
 }
 
 #[test]
 fn one_tensor_costs_its_chunks() {
     let bytes = large();
-    let local = OpenOptions::new()
-        .open_readers(vec![("x".into(), Box::new(bytes.clone()))])
-        .unwrap();
+    let local =
+        OpenOptions::new().open_readers(vec![("x".into(), Box::new(bytes.clone()))]).unwrap();
     let server = Server::new(BTreeMap::from([("x.df11".to_owned(), bytes)]));
     let model = patient().open(server.url("x.df11")).unwrap();
     server.requests();
@@ -93,7 +94,7 @@ fn one_tensor_costs_its_chunks() {
     // Each of its four arrays can begin and end within a chunk.
     assert!(sent <= far.stored_bytes() + 8 * CHUNK, "{sent}");
     assert!(requests.len() <= 4, "{requests:?}");
-    // Once more: chunks that were checked are fetched as far as they are wanted.
+    // Once more: chunks that came last are kept.
     let rows = far.slice(&[0..32]).unwrap();
     assert_eq!(rows.decode::<u8>().unwrap()[..], near.decode::<u8>().unwrap()[..32 << 11]);
     let sent: u64 = server.requests().iter().map(|request| request.sent).sum();
