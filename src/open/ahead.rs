@@ -14,7 +14,7 @@ const PART_BYTES: u64 = 16 << 20;
 #[derive(Default)]
 #[must_use]
 pub struct Ahead {
-    _plans: Vec<Box<dyn Any + Send + Sync>>,
+    plans: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Ahead {
@@ -27,9 +27,9 @@ impl Ahead {
     pub(super) fn after_codebooks<'m, I: Iterator<Item = Tensor<'m>>>(
         tensors: impl Fn() -> I,
     ) -> Self {
-        let mut plans = Self::codebooks(tensors())._plans;
-        plans.extend(Self::of(tensors())._plans);
-        Self { _plans: plans }
+        let mut plans = Self::codebooks(tensors()).plans;
+        plans.extend(Self::of(tensors()).plans);
+        Self { plans: plans }
     }
 
     fn codebooks<'m>(tensors: impl Iterator<Item = Tensor<'m>>) -> Self {
@@ -59,7 +59,7 @@ impl Ahead {
             add(shard, &tensor, &mut shards[at].1);
         }
         let plans = shards.into_iter().filter_map(|(shard, ranges)| shard.plan(&ranges));
-        Self { _plans: plans.collect() }
+        Self { plans: plans.collect() }
     }
 }
 
@@ -72,7 +72,7 @@ impl Shard {
     /// Places that will be read in this order.
     pub(super) fn expect(&self, places: &[Range<u64>]) -> Ahead {
         let plan = if self.is_far { self.plan(places) } else { None };
-        Ahead { _plans: plan.into_iter().collect() }
+        Ahead { plans: plan.into_iter().collect() }
     }
 
     /// A place of one section, with the chunks that it touches.

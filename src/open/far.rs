@@ -48,4 +48,13 @@ impl Shard {
         kept.push_back((chunk, Arc::clone(&bytes)));
         Ok(bytes)
     }
+
+    /// Checks the chunks that nobody has checked yet.
+    pub(super) fn check_other_chunks(&self) -> Result<()> {
+        let unchecked = (0..self.chunks.len()).filter(|&chunk| !self.is_checked(chunk));
+        let unchecked: Vec<usize> = unchecked.collect();
+        let places: Vec<_> = unchecked.iter().map(|&chunk| self.chunks[chunk].clone()).collect();
+        let _ahead = self.expect(&places);
+        unchecked.into_iter().try_for_each(|chunk| self.check_chunk(chunk))
+    }
 }

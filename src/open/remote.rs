@@ -111,6 +111,15 @@ impl OpenOptions {
     }
 
     fn far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
+        self.try_far_shard(place, path).map_err(|error| match error {
+            error @ Error::Corrupt { remedy: None, .. } => {
+                error.remedied("open it again; if it is damaged in the store, upload it again")
+            }
+            other => other,
+        })
+    }
+
+    fn try_far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
         let (name, object) = (PathBuf::from(place.name_of(path)), place.object(path)?);
         if !self.in_memory {
             return Shard::open(name, Box::new(object), self.checksums);

@@ -298,7 +298,7 @@ impl Shard {
         chunks.into_iter().flatten().filter(|&chunk| self.is_far || !self.is_checked(chunk))
     }
 
-    fn is_checked(&self, chunk: usize) -> bool {
+    pub(super) fn is_checked(&self, chunk: usize) -> bool {
         self.checked[chunk / 64].load(Ordering::Acquire) >> (chunk % 64) & 1 == 1
     }
 
@@ -330,15 +330,6 @@ impl Shard {
         let _ahead = self.expect_chunks();
         let chunks = (0..self.chunks.len()).par_bridge();
         chunks.try_for_each(|chunk| done(self.check_again(chunk)?))
-    }
-
-    /// Checks the chunks that nobody has checked yet.
-    pub(super) fn check_other_chunks(&self) -> Result<()> {
-        let unchecked = (0..self.chunks.len()).filter(|&chunk| !self.is_checked(chunk));
-        let unchecked: Vec<usize> = unchecked.collect();
-        let places: Vec<_> = unchecked.iter().map(|&chunk| self.chunks[chunk].clone()).collect();
-        let _ahead = self.expect(&places);
-        unchecked.into_iter().try_for_each(|chunk| self.check_chunk(chunk))
     }
 
     /// Compares the checksum of a chunk's bytes, and remembers that it is right.

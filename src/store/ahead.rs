@@ -10,7 +10,7 @@ use std::{
     collections::BTreeMap,
     io, mem,
     ops::Range,
-    sync::{Arc, Condvar, Mutex, Weak},
+    sync::{Arc, Condvar, Mutex, PoisonError, Weak},
 };
 
 use tokio::{runtime::Handle, task::AbortHandle};
@@ -97,7 +97,7 @@ impl Ahead {
             match &state.bytes[index] {
                 Bytes::Away => return None,
                 Bytes::Coming => {
-                    state = self.changed.wait(state).unwrap_or_else(|lock| lock.into_inner())
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 Bytes::Failed(kind, text) => return Some(Err(io::Error::new(*kind, text.clone()))),
                 Bytes::Here(bytes) => {
