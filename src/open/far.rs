@@ -8,12 +8,12 @@ use crate::{Result, parallel};
 /// Chunks from beyond a network that a container keeps, at least.
 const KEPT_CHUNKS: usize = 64;
 
-/// Bytes up to which chunks of one read are fetched one after the other, unless they were announced.
+/// Bytes of a read up to which its chunks are fetched one after the other.
 const ALONE_BYTES: u64 = 4 << 20;
 
 impl Shard {
-    /// Reads bytes of one section that come over a network: each chunk whole, checked when it comes,
-    /// and kept for a while, since other bytes of it are mostly wanted next.
+    /// Reads bytes of one section that come over a network: each chunk whole, checked when it
+    /// comes, and kept for a while, since other bytes of it are mostly wanted next.
     pub(super) fn read_far(
         &self,
         place: &Range<u64>,
