@@ -23,7 +23,7 @@ pub use crate::{
     error::{is_unseen, printable},
     io::FileReader,
     open::{
-        Ahead, Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
+        Cpu, Decoder, PreparedTensor, ReadAhead, Shard, Tiles, histogram, is_small, tensor_hashes,
         verify_containers,
     },
     parallel::pool,

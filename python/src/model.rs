@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use df11::hazmat::{Ahead, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
+use df11::hazmat::{ReadAhead as Announced, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
 use df11::{Observer, OpenOptions};
 use pyo3::types::{PyBool, PyDict, PyMappingProxy, PyTuple};
 use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
@@ -29,7 +29,7 @@ pub(crate) struct Model {
 /// Bytes on their way from a network, until this is dropped.
 #[pyclass(frozen, module = "df11._native")]
 pub(crate) struct ReadAhead {
-    _bytes: Ahead,
+    _bytes: Announced,
 }
 
 /// Maps and validates a container or a folder of shards.
@@ -106,7 +106,7 @@ impl Model {
         let tensor =
             |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
         let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
-        Ok(ReadAhead { _bytes: py.detach(|| Ahead::of(tensors)) })
+        Ok(ReadAhead { _bytes: py.detach(|| Announced::of(tensors)) })
     }
 
     #[getter]

@@ -13,11 +13,11 @@ const PART_BYTES: u64 = 16 << 20;
 /// Bytes that are on their way, until it is dropped.
 #[derive(Default)]
 #[must_use]
-pub struct Ahead {
+pub struct ReadAhead {
     plans: Vec<Box<dyn Any + Send + Sync>>,
 }
 
-impl Ahead {
+impl ReadAhead {
     /// Tensors that will be read from end to end, in this order. The cost grows with their number.
     pub fn of<'m>(tensors: impl IntoIterator<Item = Tensor<'m>>) -> Self {
         Self::parts(tensors, |shard, tensor, ranges| shard.add_parts(tensor, ranges))
@@ -29,7 +29,7 @@ impl Ahead {
     ) -> Self {
         let mut plans = Self::codebooks(tensors()).plans;
         plans.extend(Self::of(tensors()).plans);
-        Self { plans: plans }
+        Self { plans }
     }
 
     fn codebooks<'m>(tensors: impl Iterator<Item = Tensor<'m>>) -> Self {
@@ -70,23 +70,23 @@ impl Shard {
     }
 
     /// Places that will be read in this order.
-    pub(super) fn expect(&self, places: &[Range<u64>]) -> Ahead {
+    pub(super) fn expect(&self, places: &[Range<u64>]) -> ReadAhead {
         let plan = if self.is_far { self.plan(places) } else { None };
-        Ahead { plans: plan.into_iter().collect() }
+        ReadAhead { plans: plan.into_iter().collect() }
     }
 
     /// A place of one section, with the chunks that it touches.
-    pub(super) fn expect_place(&self, place: &Range<u64>) -> Ahead {
+    pub(super) fn expect_place(&self, place: &Range<u64>) -> ReadAhead {
         self.expect(self.widened(place).as_slice())
     }
 
     /// The codebooks of all tensors.
-    pub(super) fn expect_codebooks(&self) -> Ahead {
-        Ahead::codebooks(self.tensors())
+    pub(super) fn expect_codebooks(&self) -> ReadAhead {
+        ReadAhead::codebooks(self.tensors())
     }
 
     /// All chunks in their order.
-    pub(super) fn expect_chunks(&self) -> Ahead {
+    pub(super) fn expect_chunks(&self) -> ReadAhead {
         self.expect(&self.chunks)
     }
 

@@ -22,7 +22,7 @@ mod tensor_slice;
 mod verify;
 
 pub use added::tensor_hashes;
-pub use ahead::Ahead;
+pub use ahead::ReadAhead;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

@@ -11,7 +11,7 @@ use rayon::prelude::*;
 #[cfg(feature = "remote")]
 use super::far_folder::FarFolder;
 use super::{
-    ahead::Ahead,
+    ahead::ReadAhead,
     beside::is_card,
     decoder::{Cpu, Decoder, PreparedTensor, ranges},
     original::OriginalFile,
@@ -423,7 +423,7 @@ impl<'m> Block<'m> {
             let problem = format!("block {name:?} needs a buffer of {needed} bytes, not {given}");
             return Err(Error::parameter(problem, "ask Block::layout for the size"));
         }
-        let _ahead = Ahead::after_codebooks(|| self.tensors());
+        let _ahead = ReadAhead::after_codebooks(|| self.tensors());
         let tensors: Vec<Box<dyn PreparedTensor + '_>> =
             self.tensors().map(|tensor| decoder.prepare(tensor)).collect::<Result<_>>()?;
         let (mut parts, mut end) = (Vec::new(), 0);

@@ -6,7 +6,7 @@ use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::{
-    ahead::Ahead,
+    ahead::ReadAhead,
     decoder::{Decoder, PIECE_BYTES, PreparedTensor},
     shard::Shard,
     tensor::Tensor,
@@ -147,7 +147,7 @@ pub(crate) struct FilePieces<'m> {
     next: (usize, u64),
     started: bool,
     /// Told when the first tensor is read.
-    ahead: Option<Ahead>,
+    ahead: Option<ReadAhead>,
     prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
@@ -249,7 +249,7 @@ impl<'m> FilePieces<'m> {
     /// a grain if that is more. A cut goes between grains, and so between elements.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
         let tensors = &self.tensors;
-        self.ahead.get_or_insert_with(|| Ahead::of(tensors.iter().copied()));
+        self.ahead.get_or_insert_with(|| ReadAhead::of(tensors.iter().copied()));
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {

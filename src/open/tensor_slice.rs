@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    ahead::Ahead,
+    ahead::ReadAhead,
     decoder::{PIECE_BYTES, PreparedTensor, TensorReader, ranges},
     slice::{Rect, Slice},
     tensor::Tensor,
@@ -162,9 +162,9 @@ impl<'m> TensorSlice<'m> {
     }
 
     /// Has its bytes brought, if they are all of the tensor's.
-    fn expect(&self) -> Ahead {
+    fn expect(&self) -> ReadAhead {
         let is_whole = self.tensor.byte_length().is_ok_and(|whole| whole == self.byte_length());
-        Ahead::of(is_whole.then_some(self.tensor))
+        ReadAhead::of(is_whole.then_some(self.tensor))
     }
 
     fn reader<E: Element>(&self) -> Result<TensorReader<'m>> {

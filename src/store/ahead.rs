@@ -15,10 +15,10 @@ use std::{
 
 use tokio::{runtime::Handle, task::AbortHandle};
 
-use super::fetch::{Source, Version};
+use super::fetch::{ObjectSource, Version};
 use crate::parallel;
 
-/// Bytes of a batch, at least, and for each thread that may read.
+/// Held of a batch, at least, and for each thread that may read.
 const BATCH_BYTES: u64 = 32 << 20;
 const THREAD_BYTES: u64 = 2 << 20;
 /// Batches that are fetched beyond the one that is read, and kept before it.
@@ -26,35 +26,35 @@ const AHEAD: usize = 3;
 const BEHIND: usize = 2;
 /// The longest piece: one request.
 const PIECE_BYTES: u64 = 16 << 20;
-/// Bytes between two ranges that are fetched with them, since another request would take longer.
+/// Held between two ranges that are fetched with them, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
 /// Pieces of one object, and which of them are here.
-pub(super) struct Ahead {
-    pieces: Vec<Piece>,
+pub(super) struct AheadQueue {
+    pieces: Vec<QueuePiece>,
     /// The pieces of each batch, by index.
     batches: Vec<Vec<usize>>,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
     fetcher: Fetcher,
 }
 
 /// What fetches pieces.
 pub(super) struct Fetcher {
-    pub(super) source: Source,
+    pub(super) source: ObjectSource,
     pub(super) version: Version,
     pub(super) handle: &'static Handle,
 }
 
 /// A range that one request brings, and the batch that it is of.
-struct Piece {
+struct QueuePiece {
     range: Range<u64>,
     batch: usize,
 }
 
 #[derive(Default)]
-struct State {
-    bytes: Vec<Bytes>,
+struct QueueState {
+    bytes: Vec<Held>,
     /// The last batch that was read, the first that is kept, and the first that is not yet wanted.
     read: usize,
     kept: usize,
@@ -63,7 +63,7 @@ struct State {
 }
 
 #[derive(Default)]
-enum Bytes {
+enum Held {
     #[default]
     Away,
     Coming,
@@ -71,13 +71,13 @@ enum Bytes {
     Failed(io::ErrorKind, String),
 }
 
-impl Ahead {
+impl AheadQueue {
     /// Plans to read these ranges in this order. Nothing is fetched before the first is read.
     pub(super) fn new(fetcher: Fetcher, ranges: &[Range<u64>]) -> Arc<Self> {
         let least = BATCH_BYTES.max(THREAD_BYTES * rayon::current_num_threads() as u64);
         let (pieces, batches) = plan(ranges, least);
-        let mut state = State::default();
-        state.bytes.resize_with(pieces.len(), Bytes::default);
+        let mut state = QueueState::default();
+        state.bytes.resize_with(pieces.len(), Held::default);
         let (state, changed) = (Mutex::new(state), Condvar::new());
         Arc::new(Self { pieces, batches, state, changed, fetcher })
     }
@@ -87,7 +87,7 @@ impl Ahead {
     pub(super) fn read(self: &Arc<Self>, offset: u64, out: &mut [u8]) -> Option<io::Result<usize>> {
         let after = self.pieces.partition_point(|piece| piece.range.start <= offset);
         let index = after.checked_sub(1)?;
-        let Piece { range, batch } = &self.pieces[index];
+        let QueuePiece { range, batch } = &self.pieces[index];
         if offset >= range.end {
             return None;
         }
@@ -95,12 +95,12 @@ impl Ahead {
         self.move_to(*batch, &mut state);
         loop {
             match &state.bytes[index] {
-                Bytes::Away => return None,
-                Bytes::Coming => {
+                Held::Away => return None,
+                Held::Coming => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                Bytes::Failed(kind, text) => return Some(Err(io::Error::new(*kind, text.clone()))),
-                Bytes::Here(bytes) => {
+                Held::Failed(kind, text) => return Some(Err(io::Error::new(*kind, text.clone()))),
+                Held::Here(bytes) => {
                     let bytes = Arc::clone(bytes);
                     drop(state);
                     let bytes = &bytes[(offset - range.start) as usize..];
@@ -113,7 +113,7 @@ impl Ahead {
     }
 
     /// Frees batches that were read, and begins to fetch those that are next.
-    fn move_to(self: &Arc<Self>, batch: usize, state: &mut State) {
+    fn move_to(self: &Arc<Self>, batch: usize, state: &mut QueueState) {
         // A batch far ahead is read by itself: whoever comes to it in order has it fetched.
         if batch > state.next + AHEAD {
             return;
@@ -121,7 +121,7 @@ impl Ahead {
         state.read = state.read.max(batch);
         while state.kept + BEHIND < state.read {
             for &piece in &self.batches[state.kept] {
-                state.bytes[piece] = Bytes::Away;
+                state.bytes[piece] = Held::Away;
             }
             state.kept += 1;
         }
@@ -131,8 +131,8 @@ impl Ahead {
         }
     }
 
-    fn begin(self: &Arc<Self>, index: usize, state: &mut State) {
-        state.bytes[index] = Bytes::Coming;
+    fn begin(self: &Arc<Self>, index: usize, state: &mut QueueState) {
+        state.bytes[index] = Held::Coming;
         let Fetcher { source, version, handle } = &self.fetcher;
         let (source, version) = (source.clone(), version.clone());
         let (range, to) = (self.pieces[index].range.clone(), Arc::downgrade(self));
@@ -146,20 +146,20 @@ impl Ahead {
 }
 
 /// Puts fetched bytes where they are waited for, if anybody still waits.
-fn take(to: &Weak<Ahead>, index: usize, found: io::Result<Vec<u8>>) {
+fn take(to: &Weak<AheadQueue>, index: usize, found: io::Result<Vec<u8>>) {
     let Some(ahead) = to.upgrade() else { return };
     let mut state = parallel::lock(&ahead.state);
-    if matches!(state.bytes[index], Bytes::Coming) {
+    if matches!(state.bytes[index], Held::Coming) {
         state.bytes[index] = match found {
-            Ok(bytes) => Bytes::Here(Arc::new(bytes)),
-            Err(error) => Bytes::Failed(error.kind(), error.to_string()),
+            Ok(bytes) => Held::Here(Arc::new(bytes)),
+            Err(error) => Held::Failed(error.kind(), error.to_string()),
         };
     }
     drop(state);
     ahead.changed.notify_all();
 }
 
-impl Drop for Ahead {
+impl Drop for AheadQueue {
     fn drop(&mut self) {
         parallel::lock(&self.state).tasks.iter().for_each(AbortHandle::abort);
     }
@@ -167,13 +167,13 @@ impl Drop for Ahead {
 
 /// Cuts ranges into batches of this many bytes, and each batch into pieces: what lies side by side
 /// in the object is one piece, up to [`PIECE_BYTES`]. No byte is in two pieces.
-fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<Piece>, Vec<Vec<usize>>) {
-    let mut plan = Plan::default();
+fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<Vec<usize>>) {
+    let mut plan = QueuePlan::default();
     for range in ranges.iter().flat_map(|range| parallel::cut(range.clone(), least, 1)) {
         plan.add(range, least);
     }
     plan.end_batch();
-    let Plan { mut pieces, count, .. } = plan;
+    let QueuePlan { mut pieces, count, .. } = plan;
     pieces.sort_by_key(|piece| piece.range.start);
     let mut batches = vec![Vec::new(); count];
     for (index, piece) in pieces.iter().enumerate() {
@@ -184,8 +184,8 @@ fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<Piece>, Vec<Vec<usize>>) {
 
 /// A plan that grows by ranges.
 #[derive(Default)]
-struct Plan {
-    pieces: Vec<Piece>,
+struct QueuePlan {
+    pieces: Vec<QueuePiece>,
     /// Whole batches.
     count: usize,
     /// The batch that grows, and its bytes.
@@ -195,7 +195,7 @@ struct Plan {
     taken: BTreeMap<u64, u64>,
 }
 
-impl Plan {
+impl QueuePlan {
     fn add(&mut self, range: Range<u64>, least: u64) {
         for part in self.take(range) {
             self.bytes += part.end - part.start;
@@ -249,7 +249,7 @@ impl Plan {
             }
         }
         let pieces = whole.into_iter().flat_map(|range| parallel::cut(range, PIECE_BYTES, 1));
-        self.pieces.extend(pieces.map(|range| Piece { range, batch: self.count }));
+        self.pieces.extend(pieces.map(|range| QueuePiece { range, batch: self.count }));
         (self.bytes, self.count) = (0, self.count + 1);
     }
 

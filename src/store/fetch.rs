@@ -53,14 +53,14 @@ impl Version {
 
 /// An object and the way to it.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct ObjectSource {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
     pub(super) patience: Patience,
     pub(super) requests: Arc<Semaphore>,
 }
 
-impl Source {
+impl ObjectSource {
     /// Fetches a range, of a pinned version if there is one. Returns the version too.
     pub(super) async fn fetch(
         &self,

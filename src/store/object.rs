@@ -12,8 +12,8 @@ use object_store::path::Path;
 use tokio::runtime::Handle;
 
 use super::{
-    ahead::{Ahead, Fetcher},
-    fetch::{Source, Version},
+    ahead::{AheadQueue, Fetcher},
+    fetch::{ObjectSource, Version},
     runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, io::ReadAt, parallel};
@@ -23,13 +23,13 @@ const REQUEST_BYTES: u64 = 64 << 20;
 
 /// An object, pinned: all its bytes are of the version that was there when it was opened.
 pub(crate) struct Object {
-    source: Source,
+    source: ObjectSource,
     version: Version,
     head: Vec<u8>,
     handle: &'static Handle,
     /// Sockets do not outlive a fork.
     process: u32,
-    plans: Mutex<Vec<Weak<Ahead>>>,
+    plans: Mutex<Vec<Weak<AheadQueue>>>,
 }
 
 impl fmt::Debug for Object {
@@ -44,7 +44,7 @@ impl Object {
     ///
     /// # Errors
     /// [`Error::Io`], with what to do.
-    pub(super) fn open(source: Source, name: &str) -> Result<Self> {
+    pub(super) fn open(source: ObjectSource, name: &str) -> Result<Self> {
         let handle = runtime::handle()?;
         let first = source.clone();
         let found = wait(handle, async move { first.fetch(0..HEAD_BYTES, None).await });
@@ -113,7 +113,7 @@ impl ReadAt for Object {
     }
 
     fn read_ahead(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
-        let plan = Ahead::new(self.fetcher(), ranges);
+        let plan = AheadQueue::new(self.fetcher(), ranges);
         let mut plans = parallel::lock(&self.plans);
         plans.retain(|plan| plan.strong_count() > 0);
         plans.push(Arc::downgrade(&plan));
@@ -125,7 +125,7 @@ impl ReadAt for Object {
 ///
 /// # Errors
 /// [`Error::Io`], also if it has more than `most`.
-pub(super) fn read_small(source: &Source, name: &str, most: u64) -> Result<Vec<u8>> {
+pub(super) fn read_small(source: &ObjectSource, name: &str, most: u64) -> Result<Vec<u8>> {
     let source = source.clone();
     let found = wait(runtime::handle()?, async move { source.fetch_all(most).await });
     found.map_err(|error| Error::io("reading", name, error))

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     fault::Fault,
-    fetch::{MOST_REQUESTS, Patience, Source},
+    fetch::{MOST_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
     name::Name,
     object::{Object, path_of, read_small, wait},
@@ -130,11 +130,11 @@ impl Place {
         read_small(&self.source(path)?, &self.name_of(path), most)
     }
 
-    fn source(&self, path: &str) -> Result<Source> {
+    fn source(&self, path: &str) -> Result<ObjectSource> {
         let whole = [&*self.path, path].into_iter().filter(|part| !part.is_empty());
         let path = path_of(&whole.collect::<Vec<_>>().join("/"))?;
         let (store, requests) = (Arc::clone(&self.store), Arc::clone(&self.requests));
-        Ok(Source { store, path, patience: self.patience, requests })
+        Ok(ObjectSource { store, path, patience: self.patience, requests })
     }
 
     /// The paths of the containers in a folder, ascending. One request, or one for some thousand
@@ -167,7 +167,7 @@ impl Place {
     }
 
     fn listed(&self) -> Result<Vec<String>> {
-        let Source { store, path, patience, .. } = self.source("")?;
+        let ObjectSource { store, path, patience, .. } = self.source("")?;
         let found = wait(runtime::handle()?, async move {
             let prefix = (path != Path::default()).then_some(&path);
             let all = store.list(prefix).map_ok(|meta| meta.location.to_string());
@@ -184,13 +184,13 @@ impl Place {
     /// The containers of a folder behind HTTP, by the index of its weights files.
     fn indexed(&self) -> Result<Vec<String>> {
         #[derive(Deserialize)]
-        struct Index {
+        struct WeightIndex {
             weight_map: std::collections::BTreeMap<String, String>,
         }
         for stem in STEMS {
             let name = format!("{stem}.safetensors.index.json");
             let Some(bytes) = self.read_if_there(&name)? else { continue };
-            let index: Index = serde_json::from_slice(&bytes)
+            let index: WeightIndex = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::corrupt(self.name_of(&name), 0, error))?;
             let files: std::collections::BTreeSet<_> = index.weight_map.into_values().collect();
             files.iter().try_for_each(|path| check_path(path))?;
@@ -209,7 +209,7 @@ impl Place {
     }
 }
 
-/// Retries are those of [`Source::fetch`].
+/// Retries are those of [`ObjectSource::fetch`].
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }

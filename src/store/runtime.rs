@@ -11,13 +11,13 @@ const THREADS: usize = 2;
 
 /// A process and its runtime, and those of a process that was forked from it, as of
 /// [`pool`](crate::parallel::pool).
-struct Owned {
+struct OwnedRuntime {
     process: u32,
     runtime: Runtime,
     next: OnceLock<Box<Self>>,
 }
 
-static RUNTIMES: OnceLock<Box<Owned>> = OnceLock::new();
+static RUNTIMES: OnceLock<Box<OwnedRuntime>> = OnceLock::new();
 
 /// The runtime of this process.
 ///
@@ -32,7 +32,8 @@ pub(super) fn handle() -> Result<&'static Handle> {
             None => {
                 let runtime = start()?;
                 // Another thread may have been faster; then this runtime ends.
-                let _ = slot.set(Box::new(Owned { process, runtime, next: OnceLock::new() }));
+                let _ =
+                    slot.set(Box::new(OwnedRuntime { process, runtime, next: OnceLock::new() }));
             }
         }
     }
