@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use super::fetch::{ObjectSource, Version};
 use crate::parallel;
 
-/// Held of a batch, at least, and for each thread that may read.
+/// PieceBytes of a batch, at least, and for each thread that may read.
 const BATCH_BYTES: u64 = 32 << 20;
 const THREAD_BYTES: u64 = 2 << 20;
 /// Batches that are fetched beyond the one that is read, and kept before it.
@@ -26,7 +26,7 @@ const AHEAD: usize = 3;
 const BEHIND: usize = 2;
 /// The longest piece: one request.
 const PIECE_BYTES: u64 = 16 << 20;
-/// Held between two ranges that are fetched with them, since another request would take longer.
+/// PieceBytes between two ranges that are fetched with them, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
 /// Pieces of one object, and which of them are here.
@@ -54,7 +54,7 @@ struct QueuePiece {
 
 #[derive(Default)]
 struct QueueState {
-    bytes: Vec<Held>,
+    bytes: Vec<PieceBytes>,
     /// The last batch that was read, the first that is kept, and the first that is not yet wanted.
     read: usize,
     kept: usize,
@@ -63,7 +63,7 @@ struct QueueState {
 }
 
 #[derive(Default)]
-enum Held {
+enum PieceBytes {
     #[default]
     Away,
     Coming,
@@ -77,7 +77,7 @@ impl AheadQueue {
         let least = BATCH_BYTES.max(THREAD_BYTES * rayon::current_num_threads() as u64);
         let (pieces, batches) = plan(ranges, least);
         let mut state = QueueState::default();
-        state.bytes.resize_with(pieces.len(), Held::default);
+        state.bytes.resize_with(pieces.len(), PieceBytes::default);
         let (state, changed) = (Mutex::new(state), Condvar::new());
         Arc::new(Self { pieces, batches, state, changed, fetcher })
     }
@@ -95,12 +95,14 @@ impl AheadQueue {
         self.move_to(*batch, &mut state);
         loop {
             match &state.bytes[index] {
-                Held::Away => return None,
-                Held::Coming => {
+                PieceBytes::Away => return None,
+                PieceBytes::Coming => {
                     state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                Held::Failed(kind, text) => return Some(Err(io::Error::new(*kind, text.clone()))),
-                Held::Here(bytes) => {
+                PieceBytes::Failed(kind, text) => {
+                    return Some(Err(io::Error::new(*kind, text.clone())));
+                }
+                PieceBytes::Here(bytes) => {
                     let bytes = Arc::clone(bytes);
                     drop(state);
                     let bytes = &bytes[(offset - range.start) as usize..];
@@ -121,7 +123,7 @@ impl AheadQueue {
         state.read = state.read.max(batch);
         while state.kept + BEHIND < state.read {
             for &piece in &self.batches[state.kept] {
-                state.bytes[piece] = Held::Away;
+                state.bytes[piece] = PieceBytes::Away;
             }
             state.kept += 1;
         }
@@ -132,7 +134,7 @@ impl AheadQueue {
     }
 
     fn begin(self: &Arc<Self>, index: usize, state: &mut QueueState) {
-        state.bytes[index] = Held::Coming;
+        state.bytes[index] = PieceBytes::Coming;
         let Fetcher { source, version, handle } = &self.fetcher;
         let (source, version) = (source.clone(), version.clone());
         let (range, to) = (self.pieces[index].range.clone(), Arc::downgrade(self));
@@ -149,10 +151,10 @@ impl AheadQueue {
 fn take(to: &Weak<AheadQueue>, index: usize, found: io::Result<Vec<u8>>) {
     let Some(ahead) = to.upgrade() else { return };
     let mut state = parallel::lock(&ahead.state);
-    if matches!(state.bytes[index], Held::Coming) {
+    if matches!(state.bytes[index], PieceBytes::Coming) {
         state.bytes[index] = match found {
-            Ok(bytes) => Held::Here(Arc::new(bytes)),
-            Err(error) => Held::Failed(error.kind(), error.to_string()),
+            Ok(bytes) => PieceBytes::Here(Arc::new(bytes)),
+            Err(error) => PieceBytes::Failed(error.kind(), error.to_string()),
         };
     }
     drop(state);

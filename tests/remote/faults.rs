@@ -135,15 +135,15 @@ fn seeded(seed: u64, number: usize) -> Answer {
         1 => Answer::Status(429),
         2 => Answer::Cut(at),
         3 => Answer::Cut(50 * at),
-        4 => Answer::Length(1 + at as isize),
-        5 => Answer::Length(-1 - at as isize),
+        4 => Answer::Length(1 + at.cast_signed()),
+        5 => Answer::Length(-1 - at.cast_signed()),
         6 => Answer::OtherRange,
         7 => Answer::Damaged(at),
         8 => Answer::Slow(20_000 + at),
-        9 if at % 4 == 0 => Answer::Silent,
-        10 if at % 8 == 0 => Answer::Changed,
-        11 if at % 8 == 0 => Answer::Status(403),
-        12 if at % 8 == 0 => Answer::Whole,
+        9 if at.is_multiple_of(4) => Answer::Silent,
+        10 if at.is_multiple_of(8) => Answer::Changed,
+        11 if at.is_multiple_of(8) => Answer::Status(403),
+        12 if at.is_multiple_of(8) => Answer::Whole,
         _ => Answer::Right,
     }
 }
@@ -190,10 +190,10 @@ fn a_thousand_faults_give_no_wrong_byte() {
 
 /// Opens and decodes all tensors, whole or sliced; the bytes must be those of the file.
 fn run(fixture: &Fixture, seed: u64) -> df11::Result<()> {
-    let options: OpenOptions = patient().in_memory(seed % 5 == 0);
+    let options: OpenOptions = patient().in_memory(seed.is_multiple_of(5));
     let model = options.open(fixture.url())?;
     for (far, near) in model.tensors().zip(fixture.local.tensors()) {
-        let rows = near.shape().first().copied().filter(|_| seed % 2 == 0);
+        let rows = near.shape().first().copied().filter(|_| seed.is_multiple_of(2));
         let ranges: Vec<_> = rows.into_iter().map(|rows| rows / 3..rows).collect();
         let found = far.slice(&ranges)?.decode::<u8>()?;
         assert!(found == near.slice(&ranges)?.decode::<u8>()?, "seed {seed}: {}", far.name());

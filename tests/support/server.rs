@@ -106,7 +106,9 @@ fn serve(state: &State, stream: &TcpStream) -> Option<()> {
     let answer = choose(&request);
     let Some(file) = state.files.get(&request.path) else { return status(stream, 404) };
     let (sent, goes_on) = send(stream, file, request.range.clone(), answer);
-    state.requests.lock().unwrap().get_mut(request.number).map(|told| told.sent = sent);
+    if let Some(told) = state.requests.lock().unwrap().get_mut(request.number) {
+        told.sent = sent;
+    }
     goes_on
 }
 
@@ -160,7 +162,9 @@ fn send(
         Answer::Length(by) => body.resize(body.len().saturating_add_signed(by), 0),
         Answer::Damaged(at) => {
             let at = at % body.len().max(1);
-            body.get_mut(at).map(|byte| *byte ^= 1);
+            if let Some(byte) = body.get_mut(at) {
+                *byte ^= 1;
+            }
         }
         _ => {}
     }
