@@ -18,7 +18,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 use super::fetch::{ObjectSource, Version};
 use crate::parallel;
 
-/// PieceBytes of a batch, at least, and for each thread that may read.
+/// Bytes of a batch, at least, and for each thread that may read.
 const BATCH_BYTES: u64 = 32 << 20;
 const THREAD_BYTES: u64 = 2 << 20;
 /// Batches that are fetched beyond the one that is read, and kept before it.
@@ -26,7 +26,7 @@ const AHEAD: usize = 3;
 const BEHIND: usize = 2;
 /// The longest piece: one request.
 const PIECE_BYTES: u64 = 16 << 20;
-/// PieceBytes between two ranges that are fetched with them, since another request would take longer.
+/// Bytes between two ranges that are fetched with them, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
 /// Pieces of one object, and which of them are here.
