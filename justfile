@@ -14,7 +14,7 @@ test:
 # Formatting, lints and documentation, with warnings denied.
 lint:
     cargo fmt --all --check
-    cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --workspace --all-targets --features df11/remote -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 # Advisories; fetches the database.

@@ -24,11 +24,11 @@ pub use crate::{
     float::is_coded,
     io::FileReader,
     open::{
-        Cpu, Decoder, PreparedTensor, Shard, Tiles, histogram, is_small, tensor_hashes,
+        Cpu, Decoder, PreparedTensor, ReadAhead, Shard, Tiles, histogram, is_small, tensor_hashes,
         verify_containers,
     },
     parallel::pool,
-    paths::{PENDING, check_path},
+    paths::{PENDING, check_local, check_path, is_far, shown},
     source::hub_cache::{Located, locate},
     write::{
         Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable, copy,

@@ -1,8 +1,10 @@
 //! Positional reads from files and from memory: the one way in which this crate reads bytes.
 
 use std::{
+    any::Any,
     fs::File,
     io::{self, Read},
+    ops::Range,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
     time::SystemTime,
@@ -33,6 +35,12 @@ pub trait ReadAt: Send + Sync {
     /// The same bytes without a copy, where they lie in memory and within [`size`](Self::size).
     /// Constant time.
     fn view(&self, _offset: u64, _length: u64) -> Option<&[u8]> {
+        None
+    }
+
+    /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of
+    /// them are read, until the answer is dropped. None where a read waits for no network.
+    fn read_ahead(&self, _ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         None
     }
 }

@@ -71,6 +71,8 @@ mod paths;
 mod platform;
 mod progress;
 pub mod source;
+#[cfg(feature = "remote")]
+mod store;
 mod write;
 
 /// The command uses the library by its name, as others do.

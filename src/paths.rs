@@ -1,7 +1,7 @@
 //! Names of files: what they tell, and the rule for paths that a container holds: shards and side
 //! files, relative to the folder of the model.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{borrow::Cow, collections::BTreeSet, path::Path};
 
 use crate::{
     Error, Result,
@@ -41,6 +41,49 @@ pub fn check_path(path: &str) -> Result<()> {
     let longest = path.split('/').map(str::len).max().unwrap_or(0) as u64;
     let what = format_args!("the length in bytes of a component of path {path:?}");
     Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
+}
+
+/// Schemes of names that are no paths: object stores, HTTP and the Hub.
+const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "hf"];
+
+/// The scheme of such a name, and what follows it.
+pub(crate) fn scheme_of(name: &str) -> Option<(&str, &str)> {
+    name.split_once("://").filter(|(scheme, _)| SCHEMES.contains(scheme))
+}
+
+/// A path for messages. Of a name beyond a network it has neither user and password nor the query,
+/// in which a signed URL has its signature.
+pub fn shown(path: &Path) -> Cow<'_, Path> {
+    match path.to_str().filter(|name| scheme_of(name).is_some()) {
+        Some(name) => Cow::Owned(shown_name(name).into()),
+        None => Cow::Borrowed(path),
+    }
+}
+
+pub(crate) fn shown_name(name: &str) -> String {
+    let Some((scheme, rest)) = name.split_once("://") else { return name.to_owned() };
+    let is_http = scheme.starts_with("http");
+    let rest = if is_http { rest.split(['?', '#']).next().unwrap_or(rest) } else { rest };
+    let (root, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    // The @ of hf://org/name@revision is in the path.
+    let root = root.rsplit('@').next().unwrap_or(root);
+    format!("{scheme}://{root}{path}")
+}
+
+/// Whether it is a name beyond a network.
+pub fn is_far(path: &Path) -> bool {
+    path.to_str().is_some_and(|name| scheme_of(name).is_some())
+}
+
+/// Refuses a name beyond a network, for what reads files.
+///
+/// # Errors
+/// [`Error::Parameter`].
+pub fn check_local(path: &Path) -> Result<()> {
+    Error::unless(!is_far(path), || {
+        let problem = format!("{} is no file here", shown(path).display());
+        Error::parameter(problem, "fetch it first: only containers are read over a network")
+    })
 }
 
 /// The folder of a path, with its trailing `/`; empty for what lies in none.

@@ -26,6 +26,8 @@ from ._errors import unfit
 WEIGHTS = "df11.safetensors"
 #: Names that the Hub allows, but with an owner: a name without one may be a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+#: Names that `df11.open` finds in object stores, behind HTTP and on the Hub.
+_FAR = re.compile(r"(s3|gs|az|https?|hf)://")
 
 
 class Expected(str):
@@ -122,12 +124,31 @@ def folder_of(
     )
 
 
-def resolve_path(path: str | os.PathLike[str], revision: str | None, subfolder: str | None) -> Path:
+def is_far(path: str | os.PathLike[str]) -> bool:
+    """Whether it is a name beyond a network, such as `s3://bucket/model`, and no path."""
+    return _FAR.match(os.fspath(path)) is not None
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether it is the path or the name of a folder of containers."""
+    if is_far(path):
+        return not re.search(r"\.df11$|\?", os.fspath(path))
+    return Path(path).is_dir()
+
+
+def resolve_path(
+    path: str | os.PathLike[str], revision: str | None, subfolder: str | None
+) -> Path | str:
     """The path itself, or the fetched folder if the path can only be a repository's name. The
     variables and login of huggingface_hub apply. If it is not installed, opening the path says what
     to do.
     """
     check_inside(revision=revision, subfolder=subfolder)
+    if is_far(path):
+        if revision is None and subfolder is None:
+            return os.fspath(path)
+        problem = f"{os.fspath(path).partition('?')[0]} takes no revision and subfolder"
+        raise unfit(problem, "write them as in hf://org/name@revision/subfolder")
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
     if not is_name or here.parent.exists():

@@ -50,6 +50,8 @@ def attach(
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
     whose containers are fetched into the cache; `subfolder` and `revision` are of that repository.
+    A name such as "s3://bucket/model" is one that `df11.open` takes: its containers are fetched
+    into memory.
     `device`: a GPU, the CPU, a list of GPUs, "auto" for all GPUs, or a dict of modules like the
     `device_map` of transformers. Default: the current GPU, or the CPU if there is none.
     `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
@@ -62,7 +64,7 @@ def attach(
         raise ValueError("the module has compressed weights already; make a new one")
     log_newer()
     check_options(mode, residence)
-    tensors = Tensors(_native.open(resolve_path(path, revision, subfolder)))
+    tensors = Tensors(_native.open(resolve_path(path, revision, subfolder), in_memory=True))
     placement = _placement(device, memory)
     items = _converted(module, tensors) if prefix is None else None
     if items is None:

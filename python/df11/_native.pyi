@@ -46,7 +46,9 @@ __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devic
 __all__ += ["estimate", "fits", "install", "open", "pin", "plan", "printable"]
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
-def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Model:
+def open(
+    path: _Path, *, memory_map: bool = True, checksums: bool = True, in_memory: bool = False
+) -> Model:
     """Open a container, or a folder with all shards of a model.
 
     Reads and validates headers and directories. The cost grows with the number of tensors (about
@@ -55,6 +57,11 @@ def open(path: _Path, *, memory_map: bool = True, checksums: bool = True) -> Mod
     one by renaming is safe. With `memory_map=False` they are read on demand: this is slower for
     small parts, and a file that shrinks is an `IoError`. `checksums=False` skips the check of each
     1 MiB chunk when it is first read.
+
+    `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
+    `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
+    fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
+    names the object and the remedy.
 
     Raises `ParameterError` if a folder holds no container, or shards of different models.
     """
@@ -209,6 +216,10 @@ class Model(Mapping[str, Tensor]):
         """Write the open containers (unless `containers` is False) and the side files in `beside`
         to a new folder `out`. Returns the paths of changed side files. Raises `ParameterError` if
         one is a link that leads out of `beside`, or if an open container was overwritten in place.
+        """
+    def read_ahead(self, names: Sequence[str]) -> object:
+        """Has tensors brought that will be read in this order, until the answer is dropped. Does
+        nothing unless the containers lie beyond a network. Raises `KeyError`.
         """
     def verify_containers(self) -> None:
         """Verify the open containers fully, and nothing beside them."""

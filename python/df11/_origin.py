@@ -235,7 +235,7 @@ class Origin:
             assert self.identity is not None
             self.made = remake(Path(self.path), self.identity)
             return self.made.container
-        container = _native.open(self.path)
+        container = _native.open(self.path, in_memory=True)
         if container.identity != self.identity:
             raise ValueError(
                 f"{self.path} holds another model than when this one was loaded from it; load the "

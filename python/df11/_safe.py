@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ._errors import unfit
+from ._hub import is_folder
 from ._native import Model, Tensor, open
 
 #: Names of safetensors for backends, and for the supported frameworks.
@@ -46,7 +46,7 @@ class safe_open:
             known = " or ".join(f'"{name}"' for name in _BACKENDS)
             raise unfit(f"backend {backend!r} is not known", f"choose {known}")
         self._model: Model | None = open(filename, memory_map=backend == "mmap")
-        if Path(filename).is_dir():
+        if is_folder(filename):
             self._model.check_complete()
 
     def __enter__(self) -> safe_open:
@@ -88,7 +88,9 @@ class safe_open:
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, decoded one after the other."""
-        return {name: self.get_tensor(name) for name in self.keys()}
+        names = self.keys()
+        _ahead = self._open().read_ahead(names)
+        return {name: self.get_tensor(name) for name in names}
 
     def get_slice(self, name: str) -> Sliced:
         """A tensor that decodes only the indexed part. Raises `KeyError`."""

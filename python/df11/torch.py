@@ -14,6 +14,7 @@ import torch
 from . import _native
 from ._container import Tensors
 from ._errors import unfit
+from ._hub import is_folder
 from ._native import TemporaryFolder, compress
 from ._report import Report
 from ._safe import safe_open
@@ -45,8 +46,8 @@ def load_compressed(filename: str | PathLike[str]) -> dict[str, torch.Tensor]:
     Raises `CorruptError` if it is damaged, `TypeError` for a dtype that PyTorch lacks,
     `ParameterError` for a folder that lacks shards.
     """
-    container = _native.open(filename)
-    if Path(filename).is_dir():
+    container = _native.open(filename, in_memory=True)
+    if is_folder(filename):
         container.check_complete()
     tensors = Tensors(container)
     result = {name: tensors[name] for name in tensors}

@@ -26,7 +26,7 @@ mod _native {
     use super::{
         gpu::{DeviceBlock, DeviceModel, Program, devices},
         matrix::{Matrix, decode_all},
-        model::{Block, Model, open, plan},
+        model::{Block, Model, ReadAhead, open, plan},
         raw::{
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
             fits, pin, strips_bytes, upload,

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use df11::hazmat::{Shard, Tiles, format::records::FILE_WEIGHTS};
+use df11::hazmat::{ReadAhead as Announced, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
 use df11::{Observer, OpenOptions};
 use pyo3::types::{PyBool, PyDict, PyMappingProxy, PyTuple};
 use pyo3::{IntoPyObjectExt, exceptions::PyKeyError, intern, prelude::*, sync::PyOnceLock};
@@ -26,16 +26,24 @@ pub(crate) struct Model {
     tensors: PyOnceLock<Py<PyMappingProxy>>,
 }
 
+/// Bytes on their way from a network, until this is dropped.
+#[pyclass(frozen, module = "df11._native")]
+pub(crate) struct ReadAhead {
+    _bytes: Announced,
+}
+
 /// Maps and validates a container or a folder of shards.
 #[pyfunction]
-#[pyo3(signature = (path, *, memory_map=true, checksums=true))]
+#[pyo3(signature = (path, *, memory_map=true, checksums=true, in_memory=false))]
 pub(crate) fn open(
     py: Python<'_>,
     path: PathBuf,
     memory_map: bool,
     checksums: bool,
+    in_memory: bool,
 ) -> PyResult<Model> {
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
+    let options = options.in_memory(in_memory);
     let inner = Arc::new(py.detach(|| options.open(&path)).or_raise(py)?);
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
 }
@@ -90,7 +98,15 @@ impl Model {
 impl Model {
     #[getter]
     fn path(&self) -> String {
-        self.path.to_string_lossy().into_owned()
+        shown(&self.path).to_string_lossy().into_owned()
+    }
+
+    /// Has tensors brought before they are read, in this order.
+    fn read_ahead(&self, py: Python<'_>, names: Vec<String>) -> PyResult<ReadAhead> {
+        let tensor =
+            |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));
+        let tensors = names.iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
+        Ok(ReadAhead { _bytes: py.detach(|| Announced::of(tensors)) })
     }
 
     #[getter]

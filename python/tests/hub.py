@@ -72,7 +72,7 @@ class Hub:
             if name not in repository.files:
                 return 404, {**told, "X-Error-Code": "EntryNotFound"}, b""
             file = repository.files[name]
-            return 200, {**told, "ETag": f'"{_etag(file)}"'}, file.read_bytes()
+            return _content(file.read_bytes(), headers["Range"], {**told, "ETag": _tag(file)})
         assert api == "" and kind in ("revision", "tree"), path
         files = [
             {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
@@ -91,6 +91,21 @@ class Hub:
         got = [path.strip("/").split("/") for path in self.asked if not path.startswith("/api/")]
         self.asked.clear()
         return {"/".join(parts[:2] + parts[4:]) for parts in got if parts[2] == "resolve"}
+
+
+def _content(
+    body: bytes, asked: str | None, told: dict[str, str]
+) -> tuple[int, dict[str, str], bytes]:
+    """All of a file, or the range that a header asks for."""
+    if asked is None:
+        return 200, told, body
+    first, last = asked.removeprefix("bytes=").split("-")
+    begin, end = int(first), min(int(last) + 1, len(body))
+    return 206, {**told, "Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"}, body[begin:end]
+
+
+def _tag(file: Path) -> str:
+    return f'"{_etag(file)}"'
 
 
 def _etag(file: Path) -> str:

@@ -28,7 +28,7 @@ LINKED = [*PAGES, *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTI
 #: Why a block may not be run.
 REASONS = {
     *("needs a GPU", "needs vLLM", "installs into this machine", "builds with cargo"),
-    "takes minutes",
+    *("takes minutes", "needs a store"),
 }
 RUN = {"sh", "python"}
 #: Languages without code, and languages that other tests compile.

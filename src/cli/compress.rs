@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 use clap::Args;
 use df11::{
     Card, Error, Sources,
-    hazmat::{check_replaceable, locate},
+    hazmat::{check_local, check_replaceable, locate},
     is_compressed,
 };
 
@@ -105,6 +105,7 @@ impl Compress {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
+        check_local(&self.source)?;
         let place = locate(&self.source)?;
         if is_compressed(&place.path)? {
             let remedy =

@@ -94,7 +94,7 @@ impl Task<'_> {
     /// Adds the fields of every run to a document: this many bytes took this long.
     pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
         json["command"] = json!(self.verb);
-        json["source"] = json!(self.source.to_string_lossy());
+        json["source"] = json!(text::path_field(self.source));
         json["output"] = json!(self.out.to_string_lossy());
         json["seconds"] = json!(seconds);
         json["bytes_per_second"] = json!(text::per_second(bytes, seconds));

@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use df11::{
     DecompressOptions, Error, Models, Restored, decompress_all,
-    hazmat::{check_replaceable, format::records::FILE_WEIGHTS},
+    hazmat::{check_replaceable, format::records::FILE_WEIGHTS, is_far, shown},
     source::LeftOut,
 };
 use serde_json::{Value, json};
@@ -101,11 +101,14 @@ impl Decompress {
 fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
     let unnamed = || {
         Error::parameter(
-            format!("{} gives no name for the output", source.display()),
+            format!("{} gives no name for the output", text::path(source)),
             "name it with -o",
         )
     };
-    let named = named(source)?;
+    let shown = shown(source);
+    // What comes over a network goes to the folder of the caller.
+    let local = if is_far(source) { shown.file_name().map(Path::new) } else { Some(&*shown) };
+    let named = named(local.ok_or_else(unnamed)?)?;
     let name = named.file_name().and_then(|name| name.to_str()).ok_or_else(unnamed)?;
     let name = [".df11", "-df11", "_df11"].iter().find_map(|end| name.strip_suffix(end));
     let name = name.filter(|name| !name.is_empty()).ok_or_else(unnamed)?;

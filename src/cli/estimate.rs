@@ -132,7 +132,7 @@ impl EstimateArgs {
         let model = df11::OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
         let stored = container_bytes(&model);
         let text = format!("{}: {}", text::path(&self.source), text::bytes(stored));
-        let source = self.source.to_string_lossy();
+        let source = text::path_field(&self.source);
         let json = serde_json::json!({
             "command": "estimate", "source": source, "stored_bytes": stored,
         });

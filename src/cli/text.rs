@@ -3,7 +3,7 @@
 use std::{array, fmt::Write, iter, path::Path};
 
 pub(super) use df11::hazmat::printable;
-use df11::hazmat::{is_unseen, platform};
+use df11::hazmat::{is_unseen, platform, shown};
 use serde_json::Value;
 
 /// `2.35 GB`.
@@ -82,7 +82,12 @@ pub(super) fn document(json: &Value) -> String {
 
 /// A path as text that cannot drive the terminal.
 pub(super) fn path(path: &Path) -> String {
-    printable(&path.display().to_string())
+    printable(&shown(path).display().to_string())
+}
+
+/// A path as programs read it.
+pub(super) fn path_field(path: &Path) -> String {
+    shown(path).to_string_lossy().into_owned()
 }
 
 /// A path as one argument of a shell, quoted if it must be, for commands that a person copies.

@@ -141,7 +141,7 @@ impl Verify {
             return Ok(answer);
         }
         answer.json["good"] = false.into();
-        let source = self.source.display();
+        let source = text::path(&self.source);
         let problem = format!("{source} is incomplete: {}", problems.join(", "));
         Err(Failure::Incomplete(
             format!("{problem}; the rest is good, so download the missing files"),
@@ -194,7 +194,7 @@ impl Verify {
     fn json(&self, models: &Models, found: &[Verified<'_>]) -> Value {
         let mut json = document(found);
         json["command"] = json!("verify");
-        json["source"] = json!(self.source.to_string_lossy());
+        json["source"] = json!(text::path_field(&self.source));
         json["level"] = json!(self.level.name());
         json["complete"] = json!(models.missing().is_empty() && json["complete"] == true);
         if models.is_pipeline() {

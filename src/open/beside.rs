@@ -35,6 +35,10 @@ use crate::{
 /// The line in `config.json`.
 const MARK: &str = "\n  \"quantization_config\": {\"quant_method\": \"df11\"},";
 
+/// The most bytes that a file on disk has more than the original.
+#[cfg(feature = "remote")]
+pub(super) const MARK_BYTES: u64 = MARK.len() as u64;
+
 /// The file at the place of a recorded side file.
 pub(crate) enum Beside {
     /// The original.

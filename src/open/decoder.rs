@@ -5,7 +5,7 @@ use std::{borrow::Cow, cell::RefCell, fmt::Debug, ops::Range};
 
 use rayon::prelude::*;
 
-use super::{slice::Rect, tensor::Tensor};
+use super::{ahead::ReadAhead, slice::Rect, tensor::Tensor};
 use crate::{
     Dtype, Error, Result,
     encoding::stored::{DecodeArrays, ReadArrays, Scratch},
@@ -207,6 +207,7 @@ pub fn histogram(tensor: &Tensor<'_>) -> Result<Histogram> {
         let problem = format!("tensor {:?} is not BF16, and has no exponents", tensor.name());
         return Err(Error::parameter(problem, "ask for those of a BF16 tensor"));
     }
+    let _ahead = ReadAhead::of([*tensor]);
     let reader = TensorReader::new(tensor)?;
     ranges(0..tensor.byte_length()?, reader.grain())
         .par_bridge()

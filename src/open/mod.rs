@@ -1,13 +1,20 @@
 //! Opening: `open → validate → views → decode`.
 
 mod added;
+mod ahead;
 pub(crate) mod beside;
 mod decoder;
+mod far;
+#[cfg(feature = "remote")]
+mod far_folder;
 mod model;
 mod opening;
+mod options;
 mod original;
 #[cfg(feature = "cudarc")]
 mod parts;
+#[cfg(feature = "remote")]
+mod remote;
 mod shard;
 mod slice;
 mod tensor;
@@ -15,14 +22,16 @@ mod tensor_slice;
 mod verify;
 
 pub use added::tensor_hashes;
+pub use ahead::ReadAhead;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};
 #[cfg(feature = "cudarc")]
 pub(crate) use model::none_such;
 pub use model::{Block, BlockLayout, Model};
-pub use opening::{Models, OpenOptions, is_compressed, open};
+pub use opening::{Models, is_compressed, open};
 pub(crate) use opening::{list_of_components, listed_components};
+pub use options::OpenOptions;
 pub(crate) use original::{FilePieces, OriginalFile, hash};
 pub use shard::Shard;
 #[cfg(feature = "cudarc")]

@@ -8,7 +8,10 @@ use std::{
 
 use rayon::prelude::*;
 
+#[cfg(feature = "remote")]
+use super::far_folder::FarFolder;
 use super::{
+    ahead::ReadAhead,
     beside::is_card,
     decoder::{Cpu, Decoder, PreparedTensor, ranges},
     original::OriginalFile,
@@ -46,6 +49,8 @@ use crate::{
 pub struct Model {
     shards: Vec<Shard>,
     folder: Option<PathBuf>,
+    #[cfg(feature = "remote")]
+    far_folder: Option<FarFolder>,
     /// Folders in it, each with a `/` at its end, that hold other models.
     others: Vec<String>,
     blocks: Vec<JoinedBlock>,
@@ -66,7 +71,31 @@ impl Model {
         check_shards(&shards)?;
         check_names(&shards)?;
         let (blocks, block_names) = join_blocks(&shards);
-        Ok(Self { shards, folder, others: Vec::new(), blocks, block_names })
+        Ok(Self {
+            shards,
+            folder,
+            #[cfg(feature = "remote")]
+            far_folder: None,
+            others: Vec::new(),
+            blocks,
+            block_names,
+        })
+    }
+
+    /// Names the folder beyond a network in which it lies.
+    #[cfg(feature = "remote")]
+    pub(super) fn in_far_folder(self, folder: FarFolder) -> Self {
+        Self { far_folder: Some(folder), ..self }
+    }
+
+    /// The folder with the side files beside its containers, if it has one. From beyond a network
+    /// they are fetched to a temporary one, the first time.
+    pub(crate) fn side_folder(&self) -> Result<Option<&Path>> {
+        #[cfg(feature = "remote")]
+        if let Some(folder) = &self.far_folder {
+            return folder.fetch(self.files_beside()).map(Some);
+        }
+        Ok(self.folder())
     }
 
     /// Names the subfolders of its folder that hold other models.
@@ -394,6 +423,7 @@ impl<'m> Block<'m> {
             let problem = format!("block {name:?} needs a buffer of {needed} bytes, not {given}");
             return Err(Error::parameter(problem, "ask Block::layout for the size"));
         }
+        let _ahead = ReadAhead::after_codebooks(|| self.tensors());
         let tensors: Vec<Box<dyn PreparedTensor + '_>> =
             self.tensors().map(|tensor| decoder.prepare(tensor)).collect::<Result<_>>()?;
         let (mut parts, mut end) = (Vec::new(), 0);
@@ -405,7 +435,8 @@ impl<'m> Block<'m> {
         }
         let lengths = parts.iter().map(|(_, range)| range.end - range.start);
         let outs: Vec<_> = parallel::split(buffer, lengths).collect();
-        parts.into_par_iter().zip(outs).try_for_each(|((tensor, range), out)| {
+        let parts = parts.into_iter().zip(outs).par_bridge();
+        parts.try_for_each(|((tensor, range), out)| {
             let Some(tensor) = tensor else {
                 out.fill(0);
                 return Ok(());

@@ -11,13 +11,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{model::Model, shard::Shard};
+use super::{model::Model, options::OpenOptions, shard::Shard};
 use crate::{
     Error, Result,
     constants::MAGIC,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
-    paths::{PIPELINE, check_path, is_container, is_safetensors},
+    paths::{PIPELINE, check_path, is_container, is_safetensors, scheme_of},
     source::{Component, HIDDEN, check_installed, named},
 };
 
@@ -37,41 +37,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Model> {
     OpenOptions::new().open(path)
 }
 
-/// How a model is opened.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    memory_map: bool,
-    checksums: bool,
-}
-
-impl Default for OpenOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl OpenOptions {
-    /// Map the container, and check checksums.
-    pub const fn new() -> Self {
-        Self { memory_map: true, checksums: true }
-    }
-
-    /// Whether to map containers into memory (the default), or to read from them on demand. Reading
-    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
-    #[must_use]
-    pub const fn memory_map(mut self, memory_map: bool) -> Self {
-        self.memory_map = memory_map;
-        self
-    }
-
-    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the
-    /// default).
-    #[must_use]
-    pub const fn checksums(mut self, checksums: bool) -> Self {
-        self.checksums = checksums;
-        self
-    }
-
     /// Opens a container, or a folder with all its shards. Containers in its subfolders
     /// belong to the model too, unless the folder itself holds all shards: then subfolders may hold
     /// other models, such as checkpoints. See [`open`].
@@ -80,6 +46,9 @@ impl OpenOptions {
     /// Like [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
+        if let Some(name) = name_of(path) {
+            return self.open_name(name);
+        }
         let metadata = fs::metadata(path)
             .map_err(|error| Error::io("opening", path, or_fetch(path, error)))?;
         if !metadata.is_dir() {
@@ -133,6 +102,9 @@ impl OpenOptions {
     /// ```
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
+        if let Some(name) = name_of(root) {
+            return self.open_all_named(name);
+        }
         check_installed(root)?;
         let list = root.join(PIPELINE);
         if !list.is_file() {
@@ -188,6 +160,26 @@ impl OpenOptions {
     }
 }
 
+/// A path that is the name of an object, or of several, beyond a network.
+fn name_of(path: &Path) -> Option<&str> {
+    path.to_str().filter(|name| scheme_of(name).is_some())
+}
+
+#[cfg(not(feature = "remote"))]
+impl OpenOptions {
+    fn open_name(&self, name: &str) -> Result<Model> {
+        self.open_all_named(name)?.single("open")
+    }
+
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn open_all_named(&self, name: &str) -> Result<Models> {
+        let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
+        let what = format!("a name that begins with {scheme}://");
+        let remedy = "build df11 with its feature remote, or fetch the file";
+        Err(Error::unsupported(what, remedy))
+    }
+}
+
 /// A mapped file. Views come from the mapping; bulk copies are reads, which cost no page faults.
 struct Mapped {
     map: memmap2::Mmap,
@@ -223,13 +215,17 @@ fn map(path: &Path) -> Result<Mapped> {
 }
 
 /// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
-/// name a container, or a folder that holds some and no safetensors file.
+/// name a container, or a folder that holds some and no safetensors file, or a name such as
+/// `s3://bucket/model`.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or
 /// was interrupted.
 pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let path = path.as_ref();
+    if name_of(path).is_some() {
+        return Ok(true);
+    }
     if !path.is_dir() {
         return Ok(is_container(path));
     }
@@ -303,6 +299,11 @@ pub struct Models {
 }
 
 impl Models {
+    #[cfg(feature = "remote")]
+    pub(super) fn new(components: Vec<Component<Model>>, missing: Vec<String>) -> Self {
+        Self { components, missing }
+    }
+
     /// The components that are there, ascending by folder, and the files that belong to none of
     /// them; or the one model.
     pub fn components(&self) -> &[Component<Model>] {

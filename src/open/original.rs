@@ -6,6 +6,7 @@ use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::{
+    ahead::ReadAhead,
     decoder::{Decoder, PIECE_BYTES, PreparedTensor},
     shard::Shard,
     tensor::Tensor,
@@ -145,6 +146,8 @@ pub(crate) struct FilePieces<'m> {
     /// The tensor to go on with, and from which of its bytes on.
     next: (usize, u64),
     started: bool,
+    /// Told when the first tensor is read.
+    ahead: Option<ReadAhead>,
     prepared: Option<(usize, Arc<dyn PreparedTensor + 'm>)>,
 }
 
@@ -177,14 +180,22 @@ impl<'m> FilePieces<'m> {
         check_cover(file, places)?;
         file.tensors().try_for_each(|tensor| tensor.check_known())?;
         let tensors = tensors.into_iter().map(|(.., tensor)| tensor).collect();
-        Ok(Self { file, decoder, tensors, next: (0, 0), started: false, prepared: None })
+        Ok(Self {
+            file,
+            decoder,
+            tensors,
+            next: (0, 0),
+            started: false,
+            ahead: None,
+            prepared: None,
+        })
     }
 
     /// Prepares what this version knows of a file that cannot be restored as a whole: some tensors,
     /// in the order of the directory, without the prefix.
     pub(super) fn of_known(file: OriginalFile<'m>, decoder: &'m dyn Decoder) -> Self {
         let tensors = file.tensors().filter(|tensor| tensor.check_known().is_ok()).collect();
-        Self { file, decoder, tensors, next: (0, 0), started: true, prepared: None }
+        Self { file, decoder, tensors, next: (0, 0), started: true, ahead: None, prepared: None }
     }
 
     /// The next bytes of the file, in a buffer of any content: the prefix alone, then a piece for
@@ -237,6 +248,8 @@ impl<'m> FilePieces<'m> {
     /// The parts of the next batch: together as many bytes as there are threads, times a piece, or
     /// a grain if that is more. A cut goes between grains, and so between elements.
     fn take_parts(&mut self) -> Result<Vec<TensorPart<'m>>> {
+        let tensors = &self.tensors;
+        self.ahead.get_or_insert_with(|| ReadAhead::of(tensors.iter().copied()));
         let threads = rayon::current_num_threads() as u64;
         let (mut parts, mut taken) = (Vec::new(), 0);
         while let Some(&tensor) = self.tensors.get(self.next.0) {

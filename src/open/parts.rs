@@ -47,6 +47,12 @@ impl Shard {
 
     /// Copies bytes of one section, and counts some of them towards the checksums of their chunks.
     fn copy(&self, place: &Range<u64>, counted: &Range<u64>, mut out: &mut [u8]) -> Result<()> {
+        if self.is_far {
+            let mut bytes = Vec::new();
+            let part = self.read_checked(place, &mut bytes)?;
+            out.copy_from_slice(&bytes[part]);
+            return Ok(());
+        }
         for chunk in self.chunks_of(place) {
             let overlap = |one: &Range<u64>, other: &Range<u64>| {
                 one.start.max(other.start)..one.end.min(other.end)

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::{
     borrow::Cow,
+    collections::VecDeque,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -26,12 +27,14 @@ use crate::{
 };
 
 /// Locks against checking one chunk twice at the same time; more than there are threads.
-const LOCKS: usize = 64;
+pub(super) const LOCKS: usize = 64;
 
 /// One container of a model.
 pub struct Shard {
     pub(super) path: PathBuf,
     pub(super) reader: Arc<dyn ReadAt>,
+    /// Whether reads wait for a network.
+    pub(super) is_far: bool,
     pub(super) directory: Directory,
     directory_range: Range<u64>,
     pub(super) check_checksums: bool,
@@ -39,7 +42,9 @@ pub struct Shard {
     pub(super) chunks: Vec<Range<u64>>,
     /// A bit for each chunk whose checksum was found right.
     checked: Vec<AtomicU64>,
-    locks: Vec<Mutex<()>>,
+    pub(super) locks: Vec<Mutex<()>>,
+    /// The chunks that came last over a network, checked.
+    pub(super) kept: Mutex<VecDeque<(usize, Arc<Vec<u8>>)>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -78,6 +83,7 @@ impl Shard {
         let start = header.directory_offset.get();
         Ok(Self {
             path,
+            is_far: reader.read_ahead(&[]).is_some(),
             reader: reader.into(),
             directory,
             directory_range: start..start + header.directory_length.get(),
@@ -85,6 +91,7 @@ impl Shard {
             checked: (0..chunks.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             chunks,
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
+            kept: Mutex::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             tensors_of_files: OnceLock::new(),
@@ -243,7 +250,14 @@ impl Shard {
 
     /// Reads bytes of one section into `scratch`, widened to whole chunks where one must be
     /// checked, so that nothing is read twice. Returns where in `scratch` they are.
-    fn read_checked(&self, place: &Range<u64>, scratch: &mut Vec<u8>) -> Result<Range<usize>> {
+    pub(super) fn read_checked(
+        &self,
+        place: &Range<u64>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Range<usize>> {
+        if self.is_far && self.check_checksums {
+            return self.read_far(place, scratch);
+        }
         let unchecked: Vec<usize> = self.unchecked_chunks(place).collect();
         let mut wide = place.clone();
         for &chunk in &unchecked {
@@ -274,16 +288,17 @@ impl Shard {
         (first..).zip(chunks).map(|(index, _)| index)
     }
 
-    /// Chunks of `place` that were not checked yet; none if checksums are of no interest.
+    /// Chunks of `place` that were not checked yet, from beyond a network all: they come anew each
+    /// time. None if checksums are of no interest.
     pub(super) fn unchecked_chunks(
         &self,
         place: &Range<u64>,
     ) -> impl Iterator<Item = usize> + use<'_> {
         let chunks = self.check_checksums.then(|| self.chunks_of(place));
-        chunks.into_iter().flatten().filter(|&chunk| !self.is_checked(chunk))
+        chunks.into_iter().flatten().filter(|&chunk| self.is_far || !self.is_checked(chunk))
     }
 
-    fn is_checked(&self, chunk: usize) -> bool {
+    pub(super) fn is_checked(&self, chunk: usize) -> bool {
         self.checked[chunk / 64].load(Ordering::Acquire) >> (chunk % 64) & 1 == 1
     }
 
@@ -312,7 +327,8 @@ impl Shard {
 
     /// Checks every chunk again, in parallel.
     pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
-        let chunks = (0..self.chunks.len()).into_par_iter();
+        let _ahead = self.expect_chunks();
+        let chunks = (0..self.chunks.len()).par_bridge();
         chunks.try_for_each(|chunk| done(self.check_again(chunk)?))
     }
 

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
+    ahead::ReadAhead,
     decoder::{PIECE_BYTES, PreparedTensor, TensorReader, ranges},
     slice::{Rect, Slice},
     tensor::Tensor,
@@ -160,6 +161,12 @@ impl<'m> TensorSlice<'m> {
         self.read(&self.reader::<E>()?, out)
     }
 
+    /// Has its bytes brought, if they are all of the tensor's.
+    fn expect(&self) -> ReadAhead {
+        let is_whole = self.tensor.byte_length().is_ok_and(|whole| whole == self.byte_length());
+        ReadAhead::of(is_whole.then_some(self.tensor))
+    }
+
     fn reader<E: Element>(&self) -> Result<TensorReader<'m>> {
         match self.tensor.dtype() {
             dtype if E::DTYPE.is_some() && dtype != E::DTYPE => {
@@ -175,7 +182,9 @@ impl<'m> TensorSlice<'m> {
         let parts: Vec<Rect> = self.slice.rects().flat_map(|rect| parts(reader, rect)).collect();
         let outs: Vec<_> =
             parallel::split(out.as_mut_bytes(), parts.iter().map(Rect::bytes)).collect();
-        let parts = parts.into_par_iter().zip(outs);
+        let _ahead = self.expect();
+        // In order, so that what comes from afar is read as it comes.
+        let parts = parts.into_iter().zip(outs).par_bridge();
         parts.try_for_each(|(part, out)| reader.read_rect(part, out))?;
         if cfg!(target_endian = "big") {
             out.as_mut_bytes().chunks_exact_mut(size_of::<E>()).for_each(<[u8]>::reverse);

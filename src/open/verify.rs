@@ -123,7 +123,7 @@ impl Model {
 
     /// The side files beside the containers.
     fn verify_beside(&self, found: &mut Verification) -> Result<()> {
-        let Some(root) = self.folder() else {
+        let Some(root) = self.side_folder()? else {
             let count = self.files_beside().count();
             if count > 0 {
                 let what = format!(
@@ -183,7 +183,9 @@ impl ShardVerifier<'_, '_> {
         for file in &weights {
             file.check_header()?;
         }
-        if self.level > Level::Structure {
+        // From afar bytes come once: those that decoding does not read are checked at the end.
+        let checks_last = self.shard.is_far && self.level == Level::Full;
+        if self.level > Level::Structure && !checks_last {
             let (observer, counts) = (self.observer, self.level == Level::Checksums);
             let done = |bytes| advance(observer, if counts { bytes } else { 0 });
             self.shard.check_all_chunks(&done)?;
@@ -195,6 +197,7 @@ impl ShardVerifier<'_, '_> {
             };
             return weights.iter().try_for_each(covered);
         }
+        let ahead = self.shard.expect_codebooks();
         for tensor in self.shard.tensors() {
             if let Some(sizes) = tensor.coded()? {
                 // Also the last half byte of the gaps, which no thread reads.
@@ -202,27 +205,39 @@ impl ShardVerifier<'_, '_> {
                 verified.map_err(|error| tensor.locate(error))?;
             }
         }
+        drop(ahead);
         side.iter().try_for_each(|&file| self.side(file))?;
-        weights.iter().try_for_each(|&file| self.weights(file))
+        weights.iter().try_for_each(|&file| self.weights(file))?;
+        if checks_last { self.shard.check_other_chunks() } else { Ok(()) }
     }
 
     /// Zeros between arrays, and between sections.
     fn padding(&self) -> Result<()> {
+        let gaps = self.gaps();
+        let _ahead = self.shard.expect(&gaps);
+        gaps.into_iter().try_for_each(|gap| self.zeros(gap))
+    }
+
+    /// The places between arrays, and between sections.
+    fn gaps(&self) -> Vec<Range<u64>> {
         let directory = self.shard.directory();
         let mut ends: Vec<u64> =
             directory.sections.iter().map(|section| section.offset.get()).collect();
+        let mut gaps = Vec::new();
         for (index, array) in directory.arrays.iter().enumerate() {
             let (place, end) =
                 (self.shard.place_of(index), &mut ends[array.section.get() as usize]);
-            self.zeros(*end..place.start)?;
+            gaps.push(*end..place.start);
             *end = place.end;
         }
         let mut end = HEAD_BYTES;
         for section in &directory.sections {
-            self.zeros(end..section.offset.get())?;
+            gaps.push(end..section.offset.get());
             end = section.end();
         }
-        self.zeros(end..self.shard.directory_range().start)
+        gaps.push(end..self.shard.directory_range().start);
+        gaps.retain(|gap| !gap.is_empty());
+        gaps
     }
 
     fn zeros(&self, place: Range<u64>) -> Result<()> {

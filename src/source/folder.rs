@@ -18,7 +18,7 @@ use crate::{
     Dtype, Error, Result,
     float::is_coded,
     io::read_regular,
-    paths::{check_path, configs, folder_of, is_safetensors},
+    paths::{check_local, check_path, configs, folder_of, is_safetensors},
 };
 
 /// Other formats of weights: copies of the same weights, more often than not.
@@ -89,6 +89,7 @@ impl Source {
     /// Like [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
     /// named instead of a folder.
     pub fn open_variant(path: &Path, variant: Option<&str>) -> Result<Self> {
+        check_local(path)?;
         let metadata =
             std::fs::metadata(path).map_err(|source| Error::io("opening", path, source))?;
         if !metadata.is_dir() {

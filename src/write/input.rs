@@ -279,7 +279,7 @@ impl<'a> Side<'a> {
         if !file.is_beside() {
             return Ok(Self::recorded(file, SideContent::Stored(file)));
         }
-        let Some(root) = model.folder() else {
+        let Some(root) = model.side_folder()? else {
             let path = file.path();
             let problem = format!("{path:?} lies beside the container, in the folder of the model");
             return Err(Error::parameter(problem, "name the folder instead of the container"));

@@ -203,7 +203,7 @@ impl Restorer<'_> {
         recorded: OriginalFile<'_>,
         folder: &mut OutputFolder,
     ) -> Result<()> {
-        let root = self.component.model.folder();
+        let root = self.component.model.side_folder()?;
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
             Beside::Changed(file) if self.options.keep_changed => {
                 if root.is_some_and(|root| leads_out(root, &file)) {

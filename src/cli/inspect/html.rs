@@ -7,7 +7,7 @@ use df11::{
     hazmat::{
         MIN_CODED_BYTES, Shard,
         format::records::{FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS},
-        is_coded,
+        is_coded, shown,
     },
 };
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn coded_dtypes() -> Vec<&'static str> {
 }
 
 fn name(path: &Path) -> String {
-    let named = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let named = path.canonicalize().unwrap_or_else(|_| shown(path).into_owned());
     named.file_name().unwrap_or(named.as_os_str()).to_string_lossy().into_owned()
 }
 

@@ -52,7 +52,7 @@ pub(super) fn json(findings: &Findings<'_>, tensors: bool) -> Value {
     };
     json!({
         "command": "inspect",
-        "source": findings.path.to_string_lossy(),
+        "source": text::path_field(findings.path),
         "complete": models.missing().is_empty()
             && parts.iter().all(|part| part.component.model.is_complete()),
         "missing_components": models.missing(),

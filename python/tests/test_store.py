@@ -1,0 +1,290 @@
+"""Containers in object stores, behind HTTP and on the Hub."""
+
+import hashlib
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SAMPLE, run, write_safetensors
+from hub import Hub, Repository
+
+import df11
+
+#: Credentials of the server of the tests.
+S3 = {
+    "AWS_ACCESS_KEY_ID": "test-key",
+    "AWS_SECRET_ACCESS_KEY": "test-secret-value",
+    "AWS_REGION": "us-east-1",
+}
+
+
+def send(method: str, url: str, body: bytes = b"") -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, body, headers, method=method)
+    urllib.request.urlopen(request, timeout=60).close()
+
+
+def put(url: str, body: bytes = b"") -> None:
+    send("PUT", url, body)
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """The URL of a server of S3 with one bucket, `models`."""
+    pytest.importorskip("moto")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    silent = subprocess.DEVNULL
+    server = subprocess.Popen(command, stdout=silent, stderr=silent)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            try:
+                put(f"{url}/models")
+                break
+            except OSError:
+                time.sleep(0.2)
+        else:
+            raise AssertionError("moto did not start")
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {**S3, "AWS_ENDPOINT_URL": s3}.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two containers with side files."""
+    root = tmp_path_factory.mktemp("store")
+    source = root / "model"
+    source.mkdir()
+    names = {}
+    for at, some in enumerate((list(SAMPLE)[:3], list(SAMPLE)[3:]), 1):
+        file = f"model-{at:05}-of-00002.safetensors"
+        write_safetensors(source / file, {name: SAMPLE[name] for name in some})
+        names.update(dict.fromkeys(some, file))
+    index = {"metadata": {}, "weight_map": names}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    df11.compress(source, root / "out", progress=False)
+    return root / "out"
+
+
+def upload(url: str, folder: Path, prefix: str) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            put(f"{url}/models/{prefix}/{file.relative_to(folder)}", file.read_bytes())
+
+
+def hashes(model: df11.Model) -> dict[str, str]:
+    found = {}
+    for name, tensor in model.items():
+        content = bytearray(tensor.nbytes)
+        tensor.decode_into(content)
+        found[name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+WANTED = {name: hashlib.sha256(content).hexdigest() for name, (_, _, content) in SAMPLE.items()}
+
+
+def test_a_folder_in_a_bucket(bucket: str, folder: Path) -> None:
+    upload(bucket, folder, "a/out")
+    model = df11.open("s3://models/a/out")
+    assert model.is_complete and model.path == "s3://models/a/out"
+    assert hashes(model) == WANTED
+    assert df11.verify("s3://models/a/out", progress=False).unchecked == ()
+    one = df11.open("s3://models/a/out/model-00001-of-00002.df11")
+    assert set(one) == set(list(SAMPLE)[:3]) and not one.is_complete
+
+
+def test_the_command_reads_a_bucket(bucket: str, folder: Path, tmp_path: Path) -> None:
+    upload(bucket, folder, "b")
+
+    def command(*arguments: object) -> str:
+        words = [sys.executable, "-m", "df11", *map(str, arguments)]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    told = json.loads(command("inspect", "--json", "s3://models/b"))
+    assert told["source"] == "s3://models/b" and told["complete"]
+    assert "every bit is there" in command("verify", "s3://models/b")
+    assert "GPU" in command("estimate", "s3://models/b", "--gpus", "1GiB")
+    command("decompress", "s3://models/b", "-o", "restored")
+    original = folder.parent / "model"
+    for file in original.iterdir():
+        assert (tmp_path / "restored" / file.name).read_bytes() == file.read_bytes(), file
+
+
+def test_refused_credentials_are_not_told(
+    bucket: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload(bucket, folder, "c")
+    send("POST", f"{bucket}/moto-api/reset-auth", b"0")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "test-session-value")
+    try:
+        with pytest.raises(df11.IoError) as caught:
+            df11.open("s3://models/c")
+    finally:
+        send("POST", f"{bucket}/moto-api/reset-auth", b"inf")
+    text = str(caught.value)
+    assert "s3://models/c" in text and "credentials" in text, text
+    secrets = ("test-key", "test-secret-value", "test-session-value")
+    assert not any(secret in text for secret in secrets), text
+
+
+def test_what_is_not_there_is_named(bucket: str) -> None:
+    with pytest.raises(df11.ParameterError, match=r"s3://models/nothing holds no \.df11 file"):
+        df11.open("s3://models/nothing")
+    with pytest.raises(df11.IoError, match=r"s3://models/x\.df11.*check its name"):
+        df11.open("s3://models/x.df11")
+
+
+@pytest.fixture
+def hub(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
+    """A Hub with a private repository."""
+    hub = Hub()
+    hub.repositories["org/private"] = Repository(folder, "main", "v1", token="hf_secret-token")
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return hub
+
+
+def test_a_repository_of_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(df11.IoError, match=r"hf://org/private.*credentials"):
+        df11.open("hf://org/private")
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong-token")
+    with pytest.raises(df11.IoError) as caught:
+        df11.open("hf://org/private")
+    assert "wrong-token" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret-token")
+    for name in ("hf://org/private", "hf://org/private@v1"):
+        assert hashes(df11.open(name)) == WANTED
+    file = "hf://org/private@v1/model-00002-of-00002.df11"
+    assert set(df11.open(file)) == set(list(SAMPLE)[3:])
+    asked = {path for path in hub.asked if "/resolve/" in path}
+    sha = hub.repositories["org/private"].sha
+    assert asked and all(f"/resolve/{sha}/" in path for path in asked)
+    with pytest.raises(df11.IoError, match="check its name"):
+        df11.open("hf://org/private@v2")
+
+
+def test_a_token_stays_at_the_hub(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub sends whoever asks for a file to a signed URL of another host."""
+    cdn, seen = Hub(), []
+    cdn.repositories["org/private"] = Repository(folder)
+    answer, serve = hub.answer, cdn.answer
+
+    def send_away(path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        status, told, body = answer(path, headers)
+        if status < 300 and "/resolve/" in path:
+            return 302, {"Location": f"{cdn.url}{path}?Signature=signed"}, b""
+        return status, told, body
+
+    def watched(path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        seen.append(headers["Authorization"])
+        return serve(path, headers)
+
+    monkeypatch.setattr(hub, "answer", send_away)
+    monkeypatch.setattr(cdn, "answer", watched)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret-token")
+    assert hashes(df11.open("hf://org/private")) == WANTED
+    assert seen and set(seen) == {None}
+
+
+def test_a_login_and_offline(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/token").write_text("hf_secret-token\n")
+    assert df11.open("hf://org/private").is_complete
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(df11.ParameterError, match="HF_HUB_OFFLINE"):
+        df11.open("hf://org/private")
+
+
+def http(hub: Hub, folder: Path) -> str:
+    """The URL of a folder behind HTTP."""
+    repository = hub.repositories["org/open"] = Repository(folder)
+    return f"{hub.url}/org/open/resolve/{repository.sha}"
+
+
+def test_safe_open_and_load_file(hub: Hub, folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    url = http(hub, folder)
+    near = df11.torch.load_file(folder)
+    far = df11.torch.load_file(url)
+    assert list(near) == list(far)
+    for name, value in near.items():
+        bytes_of = [each.reshape(-1).view(torch.uint8) for each in (value, far[name])]
+        assert torch.equal(*bytes_of), name
+    with df11.safe_open(url, "pt") as file:
+        rows = file.get_slice("model.layers.0.mlp.weight")[100:300]
+    assert torch.equal(rows, near["model.layers.0.mlp.weight"][100:300])
+
+
+def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def layer() -> "torch.nn.Module":
+        return torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 64)).bfloat16()
+
+    module = layer()
+    (tmp_path / "served").mkdir()
+    safetensors.save_file(module.state_dict(), tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "served/x.df11", progress=False)
+    url = f"{http(hub, tmp_path / 'served')}/x.df11"
+    attached = df11.attach(layer(), url, device="cpu")
+    x = torch.randn(3, 256, dtype=torch.bfloat16)
+    assert torch.equal(attached(x), module(x))
+    stored = df11.torch.load_compressed(url)
+    assert isinstance(stored["0.weight"], df11.torch.CompressedTensor)
+    with pytest.raises(df11.ParameterError, match="takes no revision"):
+        df11.attach(layer(), url, device="cpu", revision="v1")
+    # The container is in memory: it can be saved without the store.
+    df11.save(attached, tmp_path / "saved")
+    assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
+
+
+def test_compress_reads_files_alone(bucket: str, tmp_path: Path) -> None:
+    with pytest.raises(df11.ParameterError, match="fetch it first"):
+        df11.compress("s3://models/bf16", tmp_path / "out", progress=False)
+
+
+def test_a_fork_opens_its_own(hub: Hub, folder: Path) -> None:
+    """What was opened before a fork says so after it, and can be opened again."""
+    script = """
+        import os, sys, df11
+        url = sys.argv[1]
+        def read(model):
+            tensor = model["model.layers.0.mlp.weight"]
+            tensor.decode_into(bytearray(tensor.nbytes))
+        model = df11.open(url)
+        if child := os.fork():
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        try:
+            read(model)
+            os._exit(1)
+        except df11.IoError as error:
+            assert "forked" in str(error)
+        read(df11.open(url))
+        os._exit(0)
+    """
+    run(script, http(hub, folder))

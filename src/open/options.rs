@@ -1,0 +1,73 @@
+//! How models are opened.
+
+#[cfg(feature = "remote")]
+use std::time::Duration;
+
+#[cfg(feature = "remote")]
+use crate::store::Patience;
+
+/// How a model is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    pub(super) memory_map: bool,
+    pub(super) checksums: bool,
+    #[cfg(feature = "remote")]
+    pub(super) in_memory: bool,
+    #[cfg(feature = "remote")]
+    pub(super) patience: Patience,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenOptions {
+    /// Map the container, and check checksums.
+    pub const fn new() -> Self {
+        Self {
+            memory_map: true,
+            checksums: true,
+            #[cfg(feature = "remote")]
+            in_memory: false,
+            #[cfg(feature = "remote")]
+            patience: Patience::DEFAULT,
+        }
+    }
+
+    /// Whether containers that come over a network are fetched whole into memory when they are
+    /// opened, as if they were mapped. Otherwise (the default) only what is wanted is fetched,
+    /// whenever it is. Of no meaning to files.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub const fn in_memory(mut self, in_memory: bool) -> Self {
+        self.in_memory = in_memory;
+        self
+    }
+
+    /// How long a store may be silent (30 s) before a request is made again, and how many requests
+    /// for the same bytes may fail (6) before reading them fails.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub const fn patience(mut self, stall: Duration, tries: u32) -> Self {
+        self.patience = Patience { stall, tries, ..self.patience };
+        self
+    }
+
+    /// Whether to map containers into memory (the default), or to read from them on demand. Reading
+    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
+    #[must_use]
+    pub const fn memory_map(mut self, memory_map: bool) -> Self {
+        self.memory_map = memory_map;
+        self
+    }
+
+    /// Whether to check the checksum of each 1 MiB chunk the first time that it is read (the
+    /// default).
+    #[must_use]
+    pub const fn checksums(mut self, checksums: bool) -> Self {
+        self.checksums = checksums;
+        self
+    }
+}

@@ -1,0 +1,180 @@
+//! Fetching one range: tries that go on where the last one broke off.
+
+use std::{
+    io,
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::StreamExt;
+use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
+use tokio::{sync::Semaphore, time};
+
+use super::fault::{CHANGED, Fault};
+
+/// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
+const PROGRESS_BYTES: usize = 16 << 10;
+/// Requests of one place that are under way at once, at most.
+pub(super) const MOST_REQUESTS: usize = 32;
+
+/// How long answers are waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// How long an answer may bring nothing.
+    pub(crate) stall: Duration,
+    /// Tries that may fail one after the other.
+    pub(crate) tries: u32,
+    /// The pause after the first of them; each later one is twice as long.
+    pub(crate) pause: Duration,
+}
+
+impl Patience {
+    pub(crate) const DEFAULT: Self =
+        Self { stall: Duration::from_secs(30), tries: 6, pause: Duration::from_millis(200) };
+}
+
+/// Which bytes an object has: what tells one version of it from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Version {
+    pub(super) size: u64,
+    etag: Option<String>,
+    /// If there is no ETag: in seconds since 1970.
+    modified: Option<i64>,
+}
+
+impl Version {
+    fn of(result: &GetResult) -> Self {
+        let etag = result.meta.e_tag.clone();
+        let modified = etag.is_none().then(|| result.meta.last_modified.timestamp());
+        Self { size: result.meta.size, etag, modified }
+    }
+}
+
+/// An object and the way to it.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectSource {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    pub(super) patience: Patience,
+    pub(super) requests: Arc<Semaphore>,
+}
+
+impl ObjectSource {
+    /// Fetches a range, of a pinned version if there is one. Returns the version too.
+    pub(super) async fn fetch(
+        &self,
+        range: Range<u64>,
+        pinned: Option<&Version>,
+    ) -> io::Result<(Vec<u8>, Version)> {
+        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+        let mut found = pinned.cloned();
+        let (mut failed, mut pause) = (0, self.patience.pause);
+        loop {
+            let before = bytes.len();
+            let rest = range.start + before as u64..range.end;
+            let Err(fault) = self.try_fetch(rest, &mut found, &mut bytes).await else {
+                let version = found.expect("an answer has a version");
+                return Ok((bytes, version));
+            };
+            if bytes.len() - before >= PROGRESS_BYTES {
+                (failed, pause) = (0, self.patience.pause);
+            }
+            failed += 1;
+            if !fault.is_passing || failed >= self.patience.tries {
+                return Err(fault.after(failed));
+            }
+            time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    /// One request. What it brought stays in `bytes`.
+    async fn try_fetch(
+        &self,
+        range: Range<u64>,
+        pinned: &mut Option<Version>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        let _permit = self.requests.acquire().await;
+        let options = GetOptions::new().with_range(Some(range.clone()));
+        let answer = self.in_time(self.store.get_opts(&self.path, options)).await?;
+        let answer = answer.map_err(Fault::from)?;
+        let version = Version::of(&answer);
+        match pinned {
+            Some(pinned) if *pinned != version => {
+                return Err(Fault::lasting(io::ErrorKind::InvalidData, CHANGED));
+            }
+            pinned => *pinned = Some(version),
+        }
+        let length = answer.range.end - answer.range.start;
+        self.take_body(answer, length as usize, bytes).await
+    }
+
+    /// Takes a body of this length.
+    async fn take_body(
+        &self,
+        answer: GetResult,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        let start = bytes.len();
+        let mut body = answer.into_stream();
+        let (mut since, mut had) = (Instant::now(), start);
+        while let Some(part) = self.in_time(body.next()).await? {
+            let part = part.map_err(Fault::from)?;
+            if part.len() > length - (bytes.len() - start) {
+                bytes.truncate(start);
+                return Err(wrong_length("more"));
+            }
+            bytes.extend_from_slice(&part);
+            if since.elapsed() >= self.patience.stall {
+                Self::check_progress(bytes.len() - had)?;
+                (since, had) = (Instant::now(), bytes.len());
+            }
+        }
+        if bytes.len() - start == length { Ok(()) } else { Err(wrong_length("fewer")) }
+    }
+
+    fn check_progress(bytes: usize) -> Result<(), Fault> {
+        if bytes >= PROGRESS_BYTES {
+            return Ok(());
+        }
+        Err(Fault::passing(io::ErrorKind::TimedOut, "the answer was too slow"))
+    }
+
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Fault> {
+        let late = |_| Fault::passing(io::ErrorKind::TimedOut, "the server did not answer in time");
+        time::timeout(self.patience.stall, work).await.map_err(late)
+    }
+
+    /// All of an object, which has at most `most` bytes.
+    pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Vec<u8>> {
+        let (mut failed, mut pause) = (0, self.patience.pause);
+        loop {
+            let mut bytes = Vec::new();
+            let Err(fault) = self.try_fetch_all(most, &mut bytes).await else { return Ok(bytes) };
+            failed += 1;
+            if !fault.is_passing || failed >= self.patience.tries {
+                return Err(fault.after(failed));
+            }
+            time::sleep(pause).await;
+            pause *= 2;
+        }
+    }
+
+    async fn try_fetch_all(&self, most: u64, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+        let answer = self.in_time(self.store.get(&self.path)).await?.map_err(Fault::from)?;
+        let length = answer.meta.size;
+        if length > most {
+            let text = format!("it has {length} bytes, and at most {most} were expected");
+            return Err(Fault::lasting(io::ErrorKind::InvalidData, text));
+        }
+        self.take_body(answer, length as usize, bytes).await
+    }
+}
+
+fn wrong_length(than: &str) -> Fault {
+    let text = format!("the server sent {than} bytes than it was asked for");
+    Fault::passing(io::ErrorKind::UnexpectedEof, text)
+}

@@ -1,0 +1,144 @@
+//! Repositories of the Hugging Face Hub: `hf://org/name@revision/path → https://…/resolve/COMMIT/`.
+
+use std::{env, fs, path::PathBuf};
+
+use serde::Deserialize;
+
+use crate::{Error, Result, paths::check_path};
+
+/// Where the Hub is, unless `HF_ENDPOINT` says.
+const ENDPOINT: &str = "https://huggingface.co";
+/// The longest answer about a repository, in bytes; each file takes some hundred.
+pub(super) const MAX_ANSWER_BYTES: u64 = 64 << 20;
+
+/// A repository, or a file or folder of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Repository {
+    name: String,
+    revision: String,
+    /// The file or folder; empty for all.
+    pub(super) path: String,
+}
+
+/// What the Hub answers about a revision.
+#[derive(Deserialize)]
+pub(super) struct Revision {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+impl Repository {
+    /// Parses what follows `hf://`.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for what names no repository.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut parts = text.splitn(3, '/');
+        let (owner, named) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+        let (name, revision) = named.split_once('@').unwrap_or((named, "main"));
+        let path = parts.next().unwrap_or("").trim_end_matches('/');
+        let is_word = |word: &str| {
+            let is_char = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
+            !word.is_empty() && !word.starts_with('.') && word.chars().all(is_char)
+        };
+        let is_path = path.is_empty() || check_path(path).is_ok();
+        if !is_word(owner) || !is_word(name) || check_path(revision).is_err() || !is_path {
+            let problem = format!("hf://{text} names no repository of the Hub");
+            let remedy = "write it as hf://org/name, hf://org/name@revision or \
+                          hf://org/name@revision/path";
+            return Err(Error::parameter(problem, remedy));
+        }
+        let name = format!("{owner}/{name}");
+        Ok(Self { name, revision: revision.to_owned(), path: path.to_owned() })
+    }
+
+    /// The URL that answers with a [`Revision`].
+    pub(super) fn api(&self) -> String {
+        format!("{}/api/models/{}/revision/{}", endpoint(), self.name, self.revision)
+    }
+
+    /// The URL of the files of a commit.
+    pub(super) fn files(&self, revision: &Revision) -> String {
+        format!("{}/{}/resolve/{}", endpoint(), self.name, revision.sha)
+    }
+}
+
+impl Revision {
+    /// # Errors
+    /// [`Error::Corrupt`] for what is no such answer.
+    pub(super) fn parse(bytes: &[u8], name: &str) -> Result<Self> {
+        let wrong = |problem: String| Error::corrupt(name, 0, problem);
+        let found: Self = serde_json::from_slice(bytes)
+            .map_err(|error| wrong(format!("the Hub's answer is not understood: {error}")))?;
+        let is_commit = !found.sha.is_empty() && found.sha.bytes().all(|b| b.is_ascii_hexdigit());
+        Error::unless(is_commit, || wrong("the Hub names no commit".to_owned()))?;
+        Ok(found)
+    }
+
+    /// The paths of all files.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &str> {
+        let paths = self.siblings.iter().map(|sibling| &*sibling.rfilename);
+        paths.filter(|path| check_path(path).is_ok())
+    }
+}
+
+fn endpoint() -> String {
+    let endpoint = env::var("HF_ENDPOINT").unwrap_or_default();
+    let endpoint = if endpoint.is_empty() { ENDPOINT } else { &endpoint };
+    endpoint.trim_end_matches('/').to_owned()
+}
+
+/// The token of `HF_TOKEN`, or of the login below `HF_TOKEN_PATH`, `HF_HOME` or the home folder.
+pub(super) fn token() -> Option<String> {
+    let of = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(token) = env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()) {
+        return Some(token);
+    }
+    let home = || {
+        of("HF_HOME").map(PathBuf::from).or_else(|| {
+            let cache = of("XDG_CACHE_HOME").map(PathBuf::from);
+            let cache = cache.or_else(|| env::home_dir().map(|home| home.join(".cache")))?;
+            Some(cache.join("huggingface"))
+        })
+    };
+    let path = of("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")))?;
+    let token = fs::read_to_string(path).ok()?.trim().to_owned();
+    (!token.is_empty()).then_some(token)
+}
+
+/// Refuses to ask the Hub where `HF_HUB_OFFLINE` forbids it.
+///
+/// # Errors
+/// [`Error::Parameter`].
+pub(super) fn check_online() -> Result<()> {
+    let value = env::var("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_uppercase();
+    Error::unless(!matches!(&*value, "1" | "ON" | "YES" | "TRUE"), || {
+        Error::parameter("HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local path")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_repositories() {
+        let found = Repository::parse("org/name@v1/sub/x.df11").unwrap();
+        let of = |name: &str, revision: &str, path: &str| Repository {
+            name: name.to_owned(),
+            revision: revision.to_owned(),
+            path: path.to_owned(),
+        };
+        assert_eq!(found, of("org/name", "v1", "sub/x.df11"));
+        assert_eq!(Repository::parse("org/name/").unwrap(), of("org/name", "main", ""));
+        for wrong in ["", "org", "org/", "/name", "org/na me", "org/name@", "org/name/../x"] {
+            assert!(Repository::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Containers in object stores, behind HTTP and on the Hub: `name → place → objects → ranges`.
+//!
+//! ```text
+//! s3://bucket/model-df11            place: a file or a folder, and how to reach it (place, hub)
+//!   model-00001-of-00002.df11       object: pinned by its ETag, read by ranges (object)
+//!     |head| … sections … |directory|   two requests open it
+//!     |··[=== piece ===][=== piece ===]··|   ranges that are wanted soon, joined (ahead)
+//! ```
+//! The crate `object_store` speaks to the stores: credentials, signatures, listings. Retries are
+//! ours ([`fetch`]): a retry goes on where the answer broke off, and compares the object's version.
+
+mod ahead;
+mod fault;
+mod fetch;
+mod hub;
+mod name;
+mod object;
+mod place;
+mod runtime;
+
+pub(crate) use fetch::Patience;
+pub(crate) use place::Place;

@@ -1,0 +1,155 @@
+//! One object of a store as bytes that many threads read.
+
+use std::{
+    any::Any,
+    fmt, io,
+    ops::Range,
+    process,
+    sync::{Arc, Mutex, Weak, mpsc},
+};
+
+use object_store::path::Path;
+use tokio::runtime::Handle;
+
+use super::{
+    ahead::{AheadQueue, Fetcher},
+    fetch::{ObjectSource, Version},
+    runtime,
+};
+use crate::{Error, Result, constants::HEAD_BYTES, io::ReadAt, parallel};
+
+/// The longest request for bytes that nobody said would be read.
+const REQUEST_BYTES: u64 = 64 << 20;
+
+/// An object, pinned: all its bytes are of the version that was there when it was opened.
+pub(crate) struct Object {
+    source: ObjectSource,
+    version: Version,
+    head: Vec<u8>,
+    handle: &'static Handle,
+    /// Sockets do not outlive a fork.
+    process: u32,
+    plans: Mutex<Vec<Weak<AheadQueue>>>,
+}
+
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Object").field("size", &self.version.size).finish_non_exhaustive()
+    }
+}
+
+impl Object {
+    /// Fetches the first bytes of an object, and learns its version. `name` is for errors. One
+    /// request.
+    ///
+    /// # Errors
+    /// [`Error::Io`], with what to do.
+    pub(super) fn open(source: ObjectSource, name: &str) -> Result<Self> {
+        let handle = runtime::handle()?;
+        let first = source.clone();
+        let found = wait(handle, async move { first.fetch(0..HEAD_BYTES, None).await });
+        let (head, version) = found.map_err(|error| Error::io("opening", name, error))?;
+        let (process, plans) = (process::id(), Mutex::default());
+        Ok(Self { source, version, head, handle, process, plans })
+    }
+
+    fn fetcher(&self) -> Fetcher {
+        let (source, version) = (self.source.clone(), self.version.clone());
+        Fetcher { source, version, handle: self.handle }
+    }
+
+    /// Reads bytes that are held or planned; None if they are neither.
+    fn read_known(&self, offset: u64, out: &mut [u8]) -> Option<io::Result<usize>> {
+        if let Some(head) = self.head.get(offset as usize..).filter(|head| !head.is_empty()) {
+            let count = head.len().min(out.len());
+            out[..count].copy_from_slice(&head[..count]);
+            return Some(Ok(count));
+        }
+        let plans: Vec<_> = parallel::lock(&self.plans).iter().filter_map(Weak::upgrade).collect();
+        plans.iter().find_map(|plan| plan.read(offset, out))
+    }
+
+    /// Fetches some bytes at once: at most one request's.
+    fn fetch(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
+        let count = REQUEST_BYTES.min(out.len() as u64);
+        let (source, version) = (self.source.clone(), self.version.clone());
+        let fetched =
+            wait(
+                self.handle,
+                async move { source.fetch(offset..offset + count, Some(&version)).await },
+            );
+        out[..count as usize].copy_from_slice(&fetched?.0);
+        Ok(count as usize)
+    }
+
+    fn check_process(&self) -> io::Result<()> {
+        if self.process == process::id() {
+            return Ok(());
+        }
+        Err(io::Error::other("it was opened before this process was forked; open it in this one"))
+    }
+}
+
+impl ReadAt for Object {
+    fn size(&self) -> u64 {
+        self.version.size
+    }
+
+    fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check_process()?;
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.size()) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let (at, rest) = (offset + done as u64, &mut buf[done..]);
+            done += match self.read_known(at, rest) {
+                Some(count) => count?,
+                None => self.fetch(at, rest)?,
+            };
+        }
+        Ok(())
+    }
+
+    fn read_ahead(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
+        let plan = AheadQueue::new(self.fetcher(), ranges);
+        let mut plans = parallel::lock(&self.plans);
+        plans.retain(|plan| plan.strong_count() > 0);
+        plans.push(Arc::downgrade(&plan));
+        Some(Box::new(plan))
+    }
+}
+
+/// All bytes of a small object. `name` is for errors.
+///
+/// # Errors
+/// [`Error::Io`], also if it has more than `most`.
+pub(super) fn read_small(source: &ObjectSource, name: &str, most: u64) -> Result<Vec<u8>> {
+    let source = source.clone();
+    let found = wait(runtime::handle()?, async move { source.fetch_all(most).await });
+    found.map_err(|error| Error::io("reading", name, error))
+}
+
+/// The path of an object in its store.
+///
+/// # Errors
+/// [`Error::Parameter`] for a path that no store has.
+pub(super) fn path_of(path: &str) -> Result<Path> {
+    Path::parse(path).map_err(|_| {
+        let problem = format!("{path:?} is not the path of an object");
+        Error::parameter(problem, "name an object without empty parts, . and ..")
+    })
+}
+
+/// Runs a request and waits for it, also inside of another runtime.
+pub(super) fn wait<T: Send + 'static>(
+    handle: &Handle,
+    work: impl Future<Output = io::Result<T>> + Send + 'static,
+) -> io::Result<T> {
+    let (send, receive) = mpsc::sync_channel(1);
+    handle.spawn(async move {
+        let _ = send.send(work.await);
+    });
+    receive.recv().unwrap_or_else(|_| Err(io::Error::other("the request ended early")))
+}

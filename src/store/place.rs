@@ -1,0 +1,282 @@
+//! Places: a file, or a folder with all that lies in it, and the store that has it.
+
+use std::sync::Arc;
+
+use futures_util::TryStreamExt;
+use object_store::{
+    ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
+    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    azure::{AzureConfigKey, MicrosoftAzureBuilder},
+    gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
+    http::HttpBuilder,
+    path::Path,
+};
+use serde::Deserialize;
+use tokio::sync::Semaphore;
+
+use super::{
+    fault::Fault,
+    fetch::{MOST_REQUESTS, ObjectSource, Patience},
+    hub::{self, Repository, Revision},
+    name::Name,
+    object::{Object, path_of, read_small, wait},
+    runtime,
+};
+use crate::{
+    Error, Result,
+    paths::{check_path, is_container, shard_path},
+};
+
+/// The longest index of a folder behind HTTP, in bytes.
+const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Names of weights, without their ends, that folders behind HTTP are asked for.
+const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
+
+/// A file or a folder of a store.
+#[derive(Debug)]
+pub(crate) struct Place {
+    store: Arc<dyn ObjectStore>,
+    /// Where it is in the store; empty for all of it.
+    path: String,
+    /// Its name for messages.
+    shown: String,
+    is_file: bool,
+    listing: Listing,
+    patience: Patience,
+    requests: Arc<Semaphore>,
+}
+
+/// How a folder tells what it has.
+#[derive(Debug)]
+enum Listing {
+    /// The store lists.
+    Store,
+    /// The Hub has told: paths from the root of the repository on.
+    Told(Vec<String>),
+    /// It cannot; the index of a sharded model tells its weights files.
+    Index,
+}
+
+impl Place {
+    /// Finds a place. Of the Hub this is one request, of all others none.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a name or settings that no store takes; [`Error::Io`].
+    pub(crate) fn of(name: &str, patience: Patience) -> Result<Self> {
+        let name = Name::parse(name)?;
+        match &*name.scheme {
+            "hf" => Self::of_hub(&name, patience),
+            "http" | "https" => {
+                let is_file = name.path.contains('?') || is_container(name.bare_path());
+                let store = http(name.full.trim_end_matches('/'), &name.shown(), None)?;
+                Ok(Self::new(store, &name, Listing::Index, patience).at("", is_file))
+            }
+            _ => {
+                let path = name.path.trim_matches('/');
+                let store = bucket(&name)?;
+                let place = Self::new(store, &name, Listing::Store, patience);
+                Ok(place.at(path, is_container(path)))
+            }
+        }
+    }
+
+    fn new(store: Arc<dyn ObjectStore>, name: &Name, listing: Listing, patience: Patience) -> Self {
+        let shown = name.shown().trim_end_matches('/').to_owned();
+        let requests = Arc::new(Semaphore::new(MOST_REQUESTS));
+        Self { store, path: String::new(), shown, is_file: false, listing, patience, requests }
+    }
+
+    fn at(self, path: &str, is_file: bool) -> Self {
+        Self { path: path.to_owned(), is_file, ..self }
+    }
+
+    fn of_hub(name: &Name, patience: Patience) -> Result<Self> {
+        hub::check_online()?;
+        let repository = Repository::parse(&format!("{}/{}", name.root, name.path))?;
+        let (token, shown) = (hub::token(), name.shown());
+        let asked = http(&repository.api(), &shown, token.as_deref())?;
+        let asked = Self::new(asked, name, Listing::Index, patience);
+        let answer = read_small(&asked.source("")?, &shown, hub::MAX_ANSWER_BYTES)?;
+        let revision = Revision::parse(&answer, &shown)?;
+        let store = http(&repository.files(&revision), &shown, token.as_deref())?;
+        let told = Listing::Told(revision.paths().map(str::to_owned).collect());
+        let is_file = is_container(&repository.path);
+        Ok(Self::new(store, name, told, patience).at(&repository.path, is_file))
+    }
+
+    /// Whether it is one container.
+    pub(crate) fn is_file(&self) -> bool {
+        self.is_file
+    }
+
+    /// The name of what it has at a path, for messages.
+    pub(crate) fn name_of(&self, path: &str) -> String {
+        if path.is_empty() { self.shown.clone() } else { format!("{}/{path}", self.shown) }
+    }
+
+    /// The object at a path below the place; of a file the path is empty. One request.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn object(&self, path: &str) -> Result<Object> {
+        Object::open(self.source(path)?, &self.name_of(path))
+    }
+
+    /// All bytes of a small file at a path below the place. One request.
+    ///
+    /// # Errors
+    /// [`Error::Io`], also if it has more than `most`.
+    pub(crate) fn read(&self, path: &str, most: u64) -> Result<Vec<u8>> {
+        read_small(&self.source(path)?, &self.name_of(path), most)
+    }
+
+    fn source(&self, path: &str) -> Result<ObjectSource> {
+        let whole = [&*self.path, path].into_iter().filter(|part| !part.is_empty());
+        let path = path_of(&whole.collect::<Vec<_>>().join("/"))?;
+        let (store, requests) = (Arc::clone(&self.store), Arc::clone(&self.requests));
+        Ok(ObjectSource { store, path, patience: self.patience, requests })
+    }
+
+    /// The paths of the containers in a folder, ascending. One request, or one for some thousand
+    /// objects.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Parameter`] if there are none, or nothing tells which.
+    pub(crate) fn containers(&self) -> Result<Vec<String>> {
+        let mut paths: Vec<String> = match &self.listing {
+            Listing::Index => return self.indexed(),
+            Listing::Told(paths) => paths.iter().filter_map(|path| self.below(path)).collect(),
+            Listing::Store => self.listed()?,
+        };
+        let is_seen = |path: &str| !path.split('/').any(|part| part.starts_with('.'));
+        paths.retain(|path| is_container(path) && is_seen(path) && check_path(path).is_ok());
+        paths.sort_unstable();
+        Error::unless(!paths.is_empty(), || {
+            let problem = format!("{} holds no .df11 file", self.shown);
+            Error::parameter(problem, "name a container, or put one there")
+        })?;
+        Ok(paths)
+    }
+
+    /// What follows the place in the path of an object that lies in it.
+    fn below(&self, path: &str) -> Option<String> {
+        if self.path.is_empty() {
+            return Some(path.to_owned());
+        }
+        Some(path.strip_prefix(&self.path)?.strip_prefix('/')?.to_owned())
+    }
+
+    fn listed(&self) -> Result<Vec<String>> {
+        let ObjectSource { store, path, patience, .. } = self.source("")?;
+        let found = wait(runtime::handle()?, async move {
+            let prefix = (path != Path::default()).then_some(&path);
+            let all = store.list(prefix).map_ok(|meta| meta.location.to_string());
+            let limit = patience.stall * patience.tries;
+            match tokio::time::timeout(limit, all.try_collect::<Vec<_>>()).await {
+                Ok(found) => found.map_err(|error| Fault::from(error).after(1)),
+                Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+            }
+        });
+        let found = found.map_err(|error| Error::io("listing", &self.shown, error))?;
+        Ok(found.iter().filter_map(|path| self.below(path)).collect())
+    }
+
+    /// The containers of a folder behind HTTP, by the index of its weights files.
+    fn indexed(&self) -> Result<Vec<String>> {
+        #[derive(Deserialize)]
+        struct WeightIndex {
+            weight_map: std::collections::BTreeMap<String, String>,
+        }
+        for stem in STEMS {
+            let name = format!("{stem}.safetensors.index.json");
+            let Some(bytes) = self.read_if_there(&name)? else { continue };
+            let index: WeightIndex = serde_json::from_slice(&bytes)
+                .map_err(|error| Error::corrupt(self.name_of(&name), 0, error))?;
+            let files: std::collections::BTreeSet<_> = index.weight_map.into_values().collect();
+            files.iter().try_for_each(|path| check_path(path))?;
+            return Ok(files.iter().map(|path| shard_path(path)).collect());
+        }
+        Ok(vec![format!("{}.df11", STEMS[0])])
+    }
+
+    fn read_if_there(&self, path: &str) -> Result<Option<Vec<u8>>> {
+        match self.read(path, MAX_INDEX_BYTES) {
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Ok(None)
+            }
+            found => found.map(Some),
+        }
+    }
+}
+
+/// Retries are those of [`ObjectSource::fetch`].
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+/// Settings of every client: the time of a whole request is bounded by its progress alone.
+fn settings() -> [(ClientConfigKey, &'static str); 3] {
+    [
+        (ClientConfigKey::Timeout, "1 day"),
+        (ClientConfigKey::ConnectTimeout, "10 seconds"),
+        (ClientConfigKey::UserAgent, concat!("df11/", env!("CARGO_PKG_VERSION"))),
+    ]
+}
+
+/// What is behind a URL.
+fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectStore>> {
+    let mut options = ClientOptions::new().with_allow_http(url.starts_with("http://"));
+    if let Some(token) = token {
+        let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+            Error::parameter("the token has a character that no token has", "log in")
+        })?;
+        value.set_sensitive(true);
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", value);
+        options = options.with_default_headers(headers);
+    }
+    let mut builder = HttpBuilder::new().with_url(url).with_client_options(options);
+    for (key, value) in settings() {
+        builder = builder.with_config(key, value);
+    }
+    let store = builder.with_retry(no_retries()).build();
+    Ok(Arc::new(store.map_err(|_| refused(shown))?))
+}
+
+/// A bucket, with the settings and credentials that the environment has.
+fn bucket(name: &Name) -> Result<Arc<dyn ObjectStore>> {
+    macro_rules! built {
+        ($builder:expr, $key:path) => {{
+            let mut builder = $builder.with_retry(no_retries());
+            for (key, value) in settings() {
+                builder = builder.with_config($key(key), value);
+            }
+            Arc::new(builder.build().map_err(|_| refused(&name.shown()))?) as Arc<dyn ObjectStore>
+        }};
+    }
+    let root = &*name.root;
+    Ok(match &*name.scheme {
+        "s3" => {
+            let mut builder = AmazonS3Builder::from_env().with_bucket_name(root);
+            let endpoint = builder.get_config_value(&AmazonS3ConfigKey::Endpoint);
+            if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
+                builder = builder.with_allow_http(true);
+            }
+            built!(builder, AmazonS3ConfigKey::Client)
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(root);
+            built!(builder, GoogleConfigKey::Client)
+        }
+        _ => {
+            let builder = MicrosoftAzureBuilder::from_env().with_container_name(root);
+            built!(builder, AzureConfigKey::Client)
+        }
+    })
+}
+
+/// The error of a store that cannot be spoken to: settings can hold secrets, so it names none.
+fn refused(shown: &str) -> Error {
+    let problem = format!("{shown} cannot be asked: its name or the settings of the environment");
+    Error::parameter(problem, "check both, such as region, endpoint and account")
+}

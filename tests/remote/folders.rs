@@ -1,0 +1,55 @@
+//! Folders behind HTTP: their shards and side files.
+
+use std::fs;
+
+use df11::{
+    CompressOptions, DecompressOptions, Level, Source, compress, decompress, decompress_all,
+    hazmat::demo,
+};
+
+use crate::{files::files, patient, server::Server};
+
+/// A checkpoint of two shards with its side files, compressed, behind HTTP.
+fn served() -> (tempfile::TempDir, Server) {
+    let folder = tempfile::tempdir().unwrap();
+    let source = demo::tiny_checkpoint(folder.path()).unwrap();
+    let out = folder.path().join("out");
+    compress(&Source::open(&source).unwrap(), &out, &CompressOptions::new(), &()).unwrap();
+    let all = files(&out).into_iter().map(|(path, bytes)| (format!("hub/m/{path}"), bytes));
+    let server = Server::new(all.collect());
+    (folder, server)
+}
+
+#[test]
+fn a_folder_is_found_by_its_index_and_comes_back_whole() {
+    let (folder, server) = served();
+    let model = patient().open(server.url("hub/m/")).unwrap();
+    assert_eq!((model.shards().len(), model.is_complete()), (2, true));
+    assert!(server.requests().len() <= 1 + 2 * 2);
+    let found = model.verify(Level::Full, &()).unwrap();
+    assert!(found.unchecked.is_empty(), "{:?}", found.unchecked);
+    let restored = folder.path().join("restored");
+    decompress(&model, &restored, &DecompressOptions::new(), &()).unwrap();
+    assert_eq!(files(&restored), files(&folder.path().join("model")));
+}
+
+#[test]
+fn all_models_of_a_folder_are_the_one() {
+    let (folder, server) = served();
+    let models = patient().open_all(server.url("hub/m")).unwrap();
+    models.check_complete().unwrap();
+    let restored = folder.path().join("restored");
+    decompress_all(&models, &restored, &DecompressOptions::new(), &()).unwrap();
+    assert_eq!(files(&restored), files(&folder.path().join("model")));
+}
+
+#[test]
+fn a_folder_without_an_index_has_one_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = fs::read(demo::tiny_container(folder.path()).unwrap()).unwrap();
+    let server = Server::new([("m/model.df11".to_owned(), bytes)].into());
+    let model = patient().open(server.url("m")).unwrap();
+    assert_eq!(model.shards().len(), 1);
+    let text = patient().open(server.url("other")).unwrap_err().to_string();
+    assert!(text.contains("other/model.df11") && text.contains("check its name"), "{text}");
+}
