@@ -51,12 +51,12 @@ macro_rules! answers {
             // SAFETY: the driver has these names; nothing else of the process does.
             #[unsafe(no_mangle)]
             pub(crate) unsafe extern "C" fn $name($($argument: $of),*) -> Answer {
-                // SAFETY: pointers are what cuda.h asks of callers: null or valid.
                 #[allow(
                     unused_unsafe,
                     clippy::multiple_unsafe_ops_per_block,
                     reason = "short calls"
                 )]
+                // SAFETY: pointers are what cuda.h asks of callers: null or valid.
                 unsafe { $body }
             }
         )*

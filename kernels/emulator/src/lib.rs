@@ -1,4 +1,4 @@
-//! A CUDA driver that runs kernels on the CPU: `libcuda.so` for tests of a machine without a GPU.
+//! A CUDA driver that runs kernels on the CPU: for tests on a machine without a GPU.
 //!
 //! It interprets PTX. Warps take turns in a random order, copies of the copy engine come at any
 //! time, and before they do their places hold nonsense: a kernel that forgets to wait computes
