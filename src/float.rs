@@ -131,11 +131,18 @@ pub(crate) trait Float {
         let mut words = [0; UNIT];
         let weights = weights.chunks_exact(Self::SPLIT.bytes());
         for (word, weight) in words.iter_mut().zip(weights) {
-            let mut bytes = [0; 4];
-            bytes[..weight.len()].copy_from_slice(weight);
-            *word = u32::from_le_bytes(bytes);
+            *word = Self::word(weight);
         }
         words
+    }
+
+    /// The bits of one weight, which has as many bytes as its dtype.
+    #[inline]
+    fn word(weight: &[u8]) -> u32 {
+        let each = Self::SPLIT.bytes();
+        let mut bytes = [0; 4];
+        bytes[..each].copy_from_slice(&weight[..each]);
+        u32::from_le_bytes(bytes)
     }
 
     /// The weights of a unit as bytes, of which the first ones count.

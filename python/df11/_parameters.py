@@ -197,6 +197,10 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
     return pattern, groups
 
 
+#: Encodings whose weights are never compressed in memory.
+_DECODED = {"raw", "float"}
+
+
 def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
     """Warns of weights that are rounded, and of compressed ones that become wider.
 
@@ -207,7 +211,7 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
         used = item.value.dtype
         stored = [container[name] for name in item.tensor_names]
         for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {used}:
-            is_asked = used == dtype and {one.encoding for one in stored} != {"raw"}
+            is_asked = used == dtype and not {one.encoding for one in stored} <= _DECODED
             if is_asked or torch.promote_types(kind, used) != used:
                 counts[kind, used] += 1
     warn_of_conversions(counts)

@@ -63,7 +63,7 @@ class Report:
         rows = {
             "before": f"{self.source_bytes + self.stored_side_bytes:,} bytes",
             "after": f"{self.stored_bytes:,} bytes ({self.ratio:.1%})",
-            "a weight": f"{self.bits_per_weight:.2f} of 16 bits; exponents {self.entropy:.2f} of 8",
+            "a weight": f"{self.bits_per_weight:.2f} bits; exponents {self.entropy:.2f} bits",
             "tensors": "{} coded, {} as they are, {} tied".format(*tensors),
             **{f"left out: {name}": why for name, why in self.left_out},
             **{f"note {at}": note for at, note in enumerate(self.notes, start=1)},

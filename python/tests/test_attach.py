@@ -194,7 +194,7 @@ def test_f32_stays_as_it_is(tmp_path: Path) -> None:
     assert module.to(torch.float32) is module
     report = df11.report(module, verify=True)
     assert set(report.residences.values()) == {"ordinary"}
-    assert "stored as it is" in str(report)
+    assert "decoded at load" in str(report)
 
 
 @on_devices

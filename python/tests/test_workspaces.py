@@ -20,7 +20,7 @@ def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_workspaces, "_retired", [])
     monkeypatch.setattr(_workspaces, "_is_shared", False)
     made = partial(torch.empty, dtype=torch.uint8, device="meta")
-    monkeypatch.setattr(_workspaces, "_made", lambda index, room: made(room))
+    monkeypatch.setattr(_workspaces, "_allocate", lambda index, room: made(room))
     monkeypatch.setattr(_native, "capture_id", lambda stream: int(stream == CAPTURED))
 
 

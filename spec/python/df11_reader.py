@@ -1,4 +1,4 @@
-"""A reader of the df11 container, version 1.0, in plain Python.
+"""A reader of the df11 container, versions 1.0 and 1.1, in plain Python.
 
 Written from spec/format.md alone, to find out whether that text suffices; section numbers in
 comments are those of that text. It is slow and meant to be read. The words are those of

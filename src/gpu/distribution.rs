@@ -96,7 +96,8 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
 
 /// Gives each GPU a run of blocks, in proportion to its memory, and streams some of them.
 pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
-    let all: u128 = blocks.iter().map(|block| u128::from(block.stored.bytes)).sum();
+    let size = |block: &Needs| u128::from(block.stored.bytes) + u128::from(block.table_bytes());
+    let all: u128 = blocks.iter().map(|block| size(block)).sum();
     let total = memory.iter().copied().map(u128::from).sum::<u128>().max(1);
     let mut placements = Vec::with_capacity(blocks.len());
     let (mut bytes, mut share) = (0u128, 0u128);
@@ -104,7 +105,7 @@ pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>
         share += u128::from(memory_bytes);
         // A block goes where its middle lies; the last GPU takes what is left.
         let is_mine = |block: &&&Needs| {
-            let block = u128::from(block.stored.bytes);
+            let block = size(block);
             let mine = device + 1 == memory.len() || (2 * bytes + block) * total <= 2 * all * share;
             bytes += if mine { block } else { 0 };
             mine

@@ -1,4 +1,4 @@
-// Package df11 reads df11 containers, version 1.0: it opens, loads, verifies
+// Package df11 reads df11 containers, versions 1.0 and 1.1: it opens, loads, verifies
 // and restores them. Numbers in comments are sections of format.md.
 package df11
 
