@@ -142,7 +142,8 @@ class Compress:
         sizes = f"{report.source_bytes:,} bytes, now {report.stored_bytes:,} ({report.ratio:.1%})"
         logging.info("df11: %s had %s", source.name, sizes)
         if report.ratio > LEAST_SAVED:
-            logging.warning("df11: %s has few BF16 weights; only these stay compressed in memory", source.name)
+            few = "df11: %s has few BF16 weights; only these stay compressed in memory"
+            logging.warning(few, source.name)
         return (str(out),)
 
 
