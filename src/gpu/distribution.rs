@@ -96,7 +96,8 @@ pub(super) fn too_large_to_be_fast(blocks: &[&Needs], memory: &[u64]) -> Error {
 
 /// Gives each GPU a run of blocks, in proportion to its memory, and streams some of them.
 pub(super) fn stream(blocks: &[&Needs], memory: &[u64]) -> Result<Vec<Placement>> {
-    let size = |block: &Needs| u128::from(block.stored.bytes) + u128::from(block.table_bytes());
+    let size =
+        |block: &Needs| u128::from(block.stored.bytes) + u128::from(block.stored.table_bytes());
     let all: u128 = blocks.iter().map(|block| size(block)).sum();
     let total = memory.iter().copied().map(u128::from).sum::<u128>().max(1);
     let mut placements = Vec::with_capacity(blocks.len());
