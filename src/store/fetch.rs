@@ -52,7 +52,7 @@ impl Version {
 }
 
 /// An object and the way to it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct ObjectSource {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,

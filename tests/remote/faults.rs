@@ -7,7 +7,10 @@ use std::{
 
 use df11::{Error, OpenOptions};
 
-use crate::{Fixture, patient, server::Answer};
+use crate::{
+    Fixture, patient,
+    server::{Answer, Server},
+};
 
 /// The error of opening, or of reading a tensor of the model.
 fn error_of(fixture: &Fixture) -> String {
@@ -112,6 +115,15 @@ fn a_signed_url_is_never_told() {
         assert!(text.contains("/m/x.df11"), "{text}");
         assert!(!text.contains("sig-nature") && !text.contains("pass-word"), "{text}");
     }
+}
+
+#[test]
+fn a_folder_prints_no_password() {
+    let bytes = Fixture::new().bytes;
+    let server = Server::new([("m/model.df11".to_owned(), bytes)].into());
+    let url = server.url("m").replace("http://", "http://user:pass-word@");
+    let text = format!("{:?}", patient().open(url).unwrap());
+    assert!(text.contains("/m\"") && !text.contains("pass-word"), "{text}");
 }
 
 #[test]
