@@ -44,7 +44,7 @@ pub(super) struct Version {
 }
 
 impl Version {
-    fn of(result: &GetResult) -> Self {
+    pub(super) fn of(result: &GetResult) -> Self {
         let etag = result.meta.e_tag.clone();
         let modified = etag.is_none().then(|| result.meta.last_modified.timestamp());
         Self { size: result.meta.size, etag, modified }
@@ -111,8 +111,19 @@ impl ObjectSource {
         self.take_body(answer, length as usize, bytes).await
     }
 
-    /// Takes a body of this length.
+    /// Takes a body of this length. A fault after its last byte is none.
     async fn take_body(
+        &self,
+        answer: GetResult,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        let end = bytes.len() + length;
+        let taken = self.take_parts(answer, length, bytes).await;
+        if length > 0 && bytes.len() == end { Ok(()) } else { taken }
+    }
+
+    async fn take_parts(
         &self,
         answer: GetResult,
         length: usize,
@@ -177,4 +188,43 @@ impl ObjectSource {
 fn wrong_length(than: &str) -> Fault {
     let text = format!("the server sent {than} bytes than it was asked for");
     Fault::passing(io::ErrorKind::UnexpectedEof, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use object_store::{Attributes, GetResultPayload, ObjectMeta, memory::InMemory};
+    use tokio::runtime;
+
+    use super::*;
+
+    fn source() -> ObjectSource {
+        let (store, requests) = (Arc::new(InMemory::new()), Arc::new(Semaphore::new(1)));
+        ObjectSource { store, path: Path::from("x"), patience: Patience::DEFAULT, requests }
+    }
+
+    /// An answer of these parts, of which None is a broken connection.
+    fn answer(parts: &'static [Option<&'static [u8]>]) -> GetResult {
+        let broken = || object_store::Error::Generic { store: "x", source: "broken".into() };
+        let parts = parts.iter().map(move |part| part.map(Into::into).ok_or_else(broken));
+        let payload = GetResultPayload::Stream(stream::iter(parts).boxed());
+        let (location, last_modified) = (Path::from("x"), Default::default());
+        let meta = ObjectMeta { location, last_modified, size: 4, e_tag: None, version: None };
+        GetResult { payload, meta, range: 0..4, attributes: Attributes::new() }
+    }
+
+    /// What a body of four bytes gives.
+    fn taken(parts: &'static [Option<&'static [u8]>]) -> Result<Vec<u8>, Fault> {
+        let mut bytes = b"-".to_vec();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(source().take_body(answer(parts), 4, &mut bytes)).map(|()| bytes)
+    }
+
+    #[test]
+    fn a_fault_after_the_last_byte_is_none() {
+        assert_eq!(taken(&[Some(b"ab"), Some(b"cd"), None]).unwrap(), b"-abcd");
+        for wrong in [&[Some(&b"abc"[..]), None][..], &[Some(b"abcd"), Some(b"e")], &[]] {
+            assert!(taken(wrong).is_err());
+        }
+    }
 }
