@@ -69,7 +69,7 @@ impl ObjectSource {
     ) -> io::Result<(Vec<u8>, Version)> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
         let mut found = pinned.cloned();
-        let (mut failed, mut pause) = (0, self.patience.pause);
+        let mut failed = FailedTries::none(self.patience);
         loop {
             let before = bytes.len();
             let rest = range.start + before as u64..range.end;
@@ -78,14 +78,9 @@ impl ObjectSource {
                 return Ok((bytes, version));
             };
             if bytes.len() - before >= PROGRESS_BYTES {
-                (failed, pause) = (0, self.patience.pause);
+                failed = FailedTries::none(self.patience);
             }
-            failed += 1;
-            if !fault.is_passing || failed >= self.patience.tries {
-                return Err(fault.after(failed));
-            }
-            time::sleep(pause).await;
-            pause *= 2;
+            failed.add(fault).await?;
         }
     }
 
@@ -161,27 +156,70 @@ impl ObjectSource {
 
     /// All of an object, which has at most `most` bytes.
     pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Vec<u8>> {
-        let (mut failed, mut pause) = (0, self.patience.pause);
-        loop {
-            let mut bytes = Vec::new();
-            let Err(fault) = self.try_fetch_all(most, &mut bytes).await else { return Ok(bytes) };
-            failed += 1;
-            if !fault.is_passing || failed >= self.patience.tries {
-                return Err(fault.after(failed));
-            }
-            time::sleep(pause).await;
-            pause *= 2;
-        }
+        self.retry(|| self.try_fetch_all(most)).await
     }
 
-    async fn try_fetch_all(&self, most: u64, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+    async fn try_fetch_all(&self, most: u64) -> Result<Vec<u8>, Fault> {
         let answer = self.in_time(self.store.get(&self.path)).await?.map_err(Fault::from)?;
         let length = answer.meta.size;
         if length > most {
             let text = format!("it has {length} bytes, and at most {most} were expected");
             return Err(Fault::lasting(io::ErrorKind::InvalidData, text));
         }
-        self.take_body(answer, length as usize, bytes).await
+        let mut bytes = Vec::new();
+        self.take_body(answer, length as usize, &mut bytes).await?;
+        Ok(bytes)
+    }
+
+    /// The paths of all objects in a folder.
+    pub(super) async fn list(&self) -> io::Result<Vec<String>> {
+        self.retry(|| self.try_list()).await
+    }
+
+    async fn try_list(&self) -> Result<Vec<String>, Fault> {
+        let prefix = (self.path != Path::default()).then_some(&self.path);
+        let (mut all, mut paths) = (self.store.list(prefix), Vec::new());
+        while let Some(found) = self.in_time(all.next()).await? {
+            paths.push(found.map_err(Fault::from)?.location.to_string());
+        }
+        Ok(paths)
+    }
+
+    async fn retry<T, F>(&self, attempt: impl Fn() -> F) -> io::Result<T>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let mut failed = FailedTries::none(self.patience);
+        loop {
+            match attempt().await {
+                Ok(found) => return Ok(found),
+                Err(fault) => failed.add(fault).await?,
+            }
+        }
+    }
+}
+
+/// Tries that failed one after the other.
+struct FailedTries {
+    patience: Patience,
+    count: u32,
+    pause: Duration,
+}
+
+impl FailedTries {
+    fn none(patience: Patience) -> Self {
+        Self { patience, count: 0, pause: patience.pause }
+    }
+
+    /// Waits before the next try, unless this fault is the last.
+    async fn add(&mut self, fault: Fault) -> io::Result<()> {
+        self.count += 1;
+        if !fault.is_passing || self.count >= self.patience.tries {
+            return Err(fault.after(self.count));
+        }
+        time::sleep(self.pause).await;
+        self.pause = self.pause.saturating_mul(2);
+        Ok(())
     }
 }
 
