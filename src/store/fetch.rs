@@ -94,7 +94,7 @@ impl ObjectSource {
         let _permit = self.requests.acquire().await;
         let options = GetOptions::new().with_range(Some(range.clone()));
         let answer = self.in_time(self.store.get_opts(&self.path, options)).await?;
-        let answer = answer.map_err(Fault::from)?;
+        let answer = answer.map_err(|error| Fault::of_range(error, pinned.is_some()))?;
         let version = Version::of(&answer);
         match pinned {
             Some(pinned) if *pinned != version => {
