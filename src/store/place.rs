@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    constants::MAX_SHARDS,
     paths::{check_path, is_container, shard_path},
 };
 
@@ -143,8 +144,16 @@ impl Place {
     /// objects.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Parameter`] if there are none, or nothing tells which.
+    /// [`Error::Io`]; [`Error::Parameter`] if there are none, or nothing tells which;
+    /// [`Error::Limit`] for more than a model has.
     pub(crate) fn containers(&self) -> Result<Vec<String>> {
+        let paths = self.all_containers()?;
+        let what = format_args!("the number of containers of {}", self.shown);
+        Error::check_limit(what, paths.len() as u64, MAX_SHARDS)?;
+        Ok(paths)
+    }
+
+    fn all_containers(&self) -> Result<Vec<String>> {
         let mut paths: Vec<String> = match &self.listing {
             Listing::Index => return self.indexed(),
             Listing::Told(paths) => paths.iter().filter_map(|path| self.below(path)).collect(),
