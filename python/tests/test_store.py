@@ -266,9 +266,9 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
 
 def test_names_are_far_in_any_case_and_tell_no_password() -> None:
     url = "HTTPS://user:pa/ss@host/m?X-Amz-Signature=sig"
-    with pytest.raises(df11.ParameterError, match="^HTTPS://host/m takes no revision"):
+    with pytest.raises(df11.ParameterError, match=r"^HTTPS://host/m takes no revision"):
         _hub.resolve_path(url, "v1", None)
-    with pytest.raises(df11.ParameterError, match="^hf://org/name@v1 takes no revision"):
+    with pytest.raises(df11.ParameterError, match=r"^hf://org/name@v1 takes no revision"):
         _hub.resolve_path("hf://org/name@v1", None, "unet")
 
 
