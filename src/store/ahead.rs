@@ -286,7 +286,9 @@ impl QueuePlan {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use object_store::{ObjectStore as _, ObjectStoreExt as _, memory::InMemory, path::Path};
+    use object_store::{
+        GetOptions, ObjectStore as _, ObjectStoreExt as _, memory::InMemory, path::Path,
+    };
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -325,7 +327,7 @@ mod tests {
         let source = ObjectSource { store: store.clone(), path: path.clone(), patience, requests };
         let put_and_ask = async move {
             store.put(&path, b"0123456789".as_slice().into()).await.map_err(io::Error::other)?;
-            let found = store.get_opts(&path, Default::default()).await;
+            let found = store.get_opts(&path, GetOptions::new()).await;
             Ok(Version::of(&found.map_err(io::Error::other)?))
         };
         let version = wait(handle, put_and_ask).unwrap();

@@ -230,6 +230,8 @@ fn wrong_length(than: &str) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use futures_util::stream;
     use object_store::{Attributes, GetResultPayload, ObjectMeta, memory::InMemory};
     use tokio::runtime;
@@ -246,7 +248,7 @@ mod tests {
         let broken = || object_store::Error::Generic { store: "x", source: "broken".into() };
         let parts = parts.iter().map(move |part| part.map(Into::into).ok_or_else(broken));
         let payload = GetResultPayload::Stream(stream::iter(parts).boxed());
-        let (location, last_modified) = (Path::from("x"), Default::default());
+        let (location, last_modified) = (Path::from("x"), SystemTime::UNIX_EPOCH.into());
         let meta = ObjectMeta { location, last_modified, size: 4, e_tag: None, version: None };
         GetResult { payload, meta, range: 0..4, attributes: Attributes::new() }
     }
