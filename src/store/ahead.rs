@@ -274,6 +274,9 @@ impl QueuePlan {
 
     /// Whether to fetch the bytes between two ranges with them.
     fn is_near(&mut self, gap: Range<u64>) -> bool {
+        if gap.is_empty() {
+            return true;
+        }
         let is_near = gap.end - gap.start <= GAP_BYTES && self.is_free(&gap);
         if is_near {
             self.take(gap);
