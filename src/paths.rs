@@ -46,9 +46,10 @@ pub fn check_path(path: &str) -> Result<()> {
 /// Schemes of names that are no paths: object stores, HTTP and the Hub.
 const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "hf"];
 
-/// The scheme of such a name, and what follows it.
+/// The scheme of such a name, in any case, and what follows it.
 pub(crate) fn scheme_of(name: &str) -> Option<(&str, &str)> {
-    name.split_once("://").filter(|(scheme, _)| SCHEMES.contains(scheme))
+    let is_known = |scheme: &str| SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme));
+    name.split_once("://").filter(|(scheme, _)| is_known(scheme))
 }
 
 /// A path for messages. Of a name beyond a network it has neither user and password nor the query,
@@ -62,8 +63,13 @@ pub fn shown(path: &Path) -> Cow<'_, Path> {
 
 pub(crate) fn shown_name(name: &str) -> String {
     let Some((scheme, rest)) = name.split_once("://") else { return name.to_owned() };
-    let is_http = scheme.starts_with("http");
-    let rest = if is_http { rest.split(['?', '#']).next().unwrap_or(rest) } else { rest };
+    let scheme = scheme.to_ascii_lowercase();
+    if scheme.starts_with("http") {
+        let bare = rest.split(['?', '#']).next().unwrap_or(rest);
+        // A password can have a slash.
+        let bare = bare.rsplit('@').next().unwrap_or(bare);
+        return format!("{scheme}://{bare}");
+    }
     let (root, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     // The @ of hf://org/name@revision is in the path.
     let root = root.rsplit('@').next().unwrap_or(root);

@@ -27,7 +27,7 @@ WEIGHTS = "df11.safetensors"
 #: Names that the Hub allows, but with an owner: a name without one may be a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 #: Names that `df11.open` finds in object stores, behind HTTP and on the Hub.
-_FAR = re.compile(r"(s3|gs|az|https?|hf)://")
+_FAR = re.compile(r"(s3|gs|az|https?|hf)://", re.IGNORECASE)
 
 
 class Expected(str):
@@ -147,7 +147,7 @@ def resolve_path(
     if is_far(path):
         if revision is None and subfolder is None:
             return os.fspath(path)
-        problem = f"{os.fspath(path).partition('?')[0]} takes no revision and subfolder"
+        problem = f"{_shown(os.fspath(path))} takes no revision and subfolder"
         raise unfit(problem, "write them as in hf://org/name@revision/subfolder")
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
@@ -157,6 +157,13 @@ def resolve_path(
         return folder_of(path, revision=revision, subfolder=subfolder)
     except ImportError:
         return here
+
+
+def _shown(name: str) -> str:
+    """A name beyond a network without what only its owner may see: user, password and query."""
+    if not re.match("https?:", name, re.IGNORECASE):
+        return name
+    return re.sub("//.*@", "//", re.split("[?#]", name)[0], flags=re.DOTALL)
 
 
 def check_inside(**names: str | None) -> None:

@@ -16,6 +16,7 @@ from conftest import SAMPLE, run, write_safetensors
 from hub import Hub, Repository
 
 import df11
+from df11 import _hub
 
 #: Credentials of the server of the tests.
 S3 = {
@@ -261,6 +262,14 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
     # The container is in memory: it can be saved without the store.
     df11.save(attached, tmp_path / "saved")
     assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
+
+
+def test_names_are_far_in_any_case_and_tell_no_password() -> None:
+    url = "HTTPS://user:pa/ss@host/m?X-Amz-Signature=sig"
+    with pytest.raises(df11.ParameterError, match=r"^HTTPS://host/m takes no revision"):
+        _hub.resolve_path(url, "v1", None)
+    with pytest.raises(df11.ParameterError, match=r"^hf://org/name@v1 takes no revision"):
+        _hub.resolve_path("hf://org/name@v1", None, "unet")
 
 
 def test_compress_reads_files_alone(bucket: str, tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ impl AheadQueue {
             }
             state.kept += 1;
         }
+        // Nobody would free a batch before those that are kept.
+        state.next = state.next.max(state.kept);
         while state.next < self.batches.len() && state.next <= state.read + AHEAD {
             self.batches[state.next].iter().for_each(|&piece| self.begin(piece, state));
             state.next += 1;
@@ -137,28 +139,43 @@ impl AheadQueue {
         state.bytes[index] = PieceBytes::Coming;
         let Fetcher { source, version, handle } = &self.fetcher;
         let (source, version) = (source.clone(), version.clone());
-        let (range, to) = (self.pieces[index].range.clone(), Arc::downgrade(self));
+        let range = self.pieces[index].range.clone();
+        let coming = ComingPiece { to: Arc::downgrade(self), index };
         let task = handle.spawn(async move {
             let found = source.fetch(range, Some(&version)).await;
-            take(&to, index, found.map(|(bytes, _)| bytes));
+            coming.take(found.map(|(bytes, _)| bytes));
         });
         state.tasks.retain(|task| !task.is_finished());
         state.tasks.push(task.abort_handle());
     }
 }
 
-/// Puts fetched bytes where they are waited for, if anybody still waits.
-fn take(to: &Weak<AheadQueue>, index: usize, found: io::Result<Vec<u8>>) {
-    let Some(ahead) = to.upgrade() else { return };
-    let mut state = parallel::lock(&ahead.state);
-    if matches!(state.bytes[index], PieceBytes::Coming) {
-        state.bytes[index] = match found {
-            Ok(bytes) => PieceBytes::Here(Arc::new(bytes)),
-            Err(error) => PieceBytes::Failed(error.kind(), error.to_string()),
-        };
+/// A piece that is fetched. However its task ends, nobody waits for it afterwards.
+struct ComingPiece {
+    to: Weak<AheadQueue>,
+    index: usize,
+}
+
+impl ComingPiece {
+    /// Puts fetched bytes where they are waited for, if anybody still waits.
+    fn take(&self, found: io::Result<Vec<u8>>) {
+        let Some(ahead) = self.to.upgrade() else { return };
+        let mut state = parallel::lock(&ahead.state);
+        if matches!(state.bytes[self.index], PieceBytes::Coming) {
+            state.bytes[self.index] = match found {
+                Ok(bytes) => PieceBytes::Here(Arc::new(bytes)),
+                Err(error) => PieceBytes::Failed(error.kind(), error.to_string()),
+            };
+        }
+        drop(state);
+        ahead.changed.notify_all();
     }
-    drop(state);
-    ahead.changed.notify_all();
+}
+
+impl Drop for ComingPiece {
+    fn drop(&mut self) {
+        self.take(Err(io::Error::other("the request ended early; open the container again")));
+    }
 }
 
 impl Drop for AheadQueue {
@@ -257,6 +274,9 @@ impl QueuePlan {
 
     /// Whether to fetch the bytes between two ranges with them.
     fn is_near(&mut self, gap: Range<u64>) -> bool {
+        if gap.is_empty() {
+            return true;
+        }
         let is_near = gap.end - gap.start <= GAP_BYTES && self.is_free(&gap);
         if is_near {
             self.take(gap);
@@ -267,7 +287,15 @@ impl QueuePlan {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use object_store::{
+        GetOptions, ObjectStore as _, ObjectStoreExt as _, memory::InMemory, path::Path,
+    };
+    use tokio::sync::Semaphore;
+
     use super::*;
+    use crate::store::{Patience, object::wait, runtime};
 
     const MIB: u64 = 1 << 20;
 
@@ -292,6 +320,57 @@ mod tests {
         assert_eq!(batches, [0, 0, 1, 1, 2]);
         assert!(found.windows(2).all(|pair| pair[0].1.end == pair[1].1.start));
         assert_eq!((found[0].1.start, found[4].1.end), (7, 7 + 80 * MIB));
+    }
+
+    /// Ten batches of one byte each, and so many requests at once.
+    fn ten_batches(requests: usize) -> Arc<AheadQueue> {
+        let (store, path) = (Arc::new(InMemory::new()), Path::from("x"));
+        let handle = runtime::handle().unwrap();
+        let (requests, patience) = (Arc::new(Semaphore::new(requests)), Patience::DEFAULT);
+        let source = ObjectSource { store: store.clone(), path: path.clone(), patience, requests };
+        let put_and_ask = async move {
+            store.put(&path, b"0123456789".as_slice().into()).await.map_err(io::Error::other)?;
+            let found = store.get_opts(&path, GetOptions::new()).await;
+            Ok(Version::of(&found.map_err(io::Error::other)?))
+        };
+        let version = wait(handle, put_and_ask).unwrap();
+        let pieces = (0..10).map(|at| QueuePiece { range: at..at + 1, batch: at as usize });
+        let mut state = QueueState::default();
+        state.bytes.resize_with(10, PieceBytes::default);
+        Arc::new(AheadQueue {
+            pieces: pieces.collect(),
+            batches: (0..10).map(|at| vec![at]).collect(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            fetcher: Fetcher { source, version, handle },
+        })
+    }
+
+    #[test]
+    fn a_jump_leaves_no_batch_behind() {
+        let (queue, mut byte) = (ten_batches(1), [0]);
+        for at in [AHEAD, AHEAD + 2] {
+            assert_eq!(queue.read(at as u64, &mut byte).unwrap().unwrap(), 1);
+            assert_eq!(byte[0], b'0' + at as u8);
+        }
+        let state = parallel::lock(&queue.state);
+        assert_eq!(state.kept, AHEAD + 2 - BEHIND);
+        for piece in &state.bytes[..state.kept] {
+            assert!(matches!(piece, PieceBytes::Away));
+        }
+    }
+
+    #[test]
+    fn a_task_that_ends_early_is_not_waited_for() {
+        let queue = ten_batches(0);
+        let mut state = parallel::lock(&queue.state);
+        queue.move_to(0, &mut state);
+        state.tasks.iter().for_each(AbortHandle::abort);
+        drop(state);
+        let (send, found) = mpsc::channel();
+        thread::spawn(move || send.send(queue.read(0, &mut [0])));
+        let found = found.recv_timeout(Duration::from_secs(30)).expect("an answer");
+        assert!(found.unwrap().unwrap_err().to_string().contains("ended early"));
     }
 
     #[test]

@@ -21,6 +21,15 @@ impl Fault {
         Self { kind, text: text.into(), is_passing: false }
     }
 
+    /// The fault of a request for a range, of an object that was opened or is being opened.
+    pub(super) fn of_range(error: object_store::Error, is_open: bool) -> Self {
+        let fault = Self::from(error);
+        if is_open || fault.text != CHANGED {
+            return fault;
+        }
+        Self::lasting(fault.kind, "the object is empty; upload the container again")
+    }
+
     /// The fault as an error of reading, after some tries.
     pub(super) fn after(self, tries: u32) -> io::Error {
         let text = match (self.is_passing, tries) {

@@ -44,7 +44,7 @@ pub(super) struct Version {
 }
 
 impl Version {
-    fn of(result: &GetResult) -> Self {
+    pub(super) fn of(result: &GetResult) -> Self {
         let etag = result.meta.e_tag.clone();
         let modified = etag.is_none().then(|| result.meta.last_modified.timestamp());
         Self { size: result.meta.size, etag, modified }
@@ -52,7 +52,7 @@ impl Version {
 }
 
 /// An object and the way to it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct ObjectSource {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
@@ -69,7 +69,7 @@ impl ObjectSource {
     ) -> io::Result<(Vec<u8>, Version)> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
         let mut found = pinned.cloned();
-        let (mut failed, mut pause) = (0, self.patience.pause);
+        let mut failed = FailedTries::none(self.patience);
         loop {
             let before = bytes.len();
             let rest = range.start + before as u64..range.end;
@@ -78,14 +78,9 @@ impl ObjectSource {
                 return Ok((bytes, version));
             };
             if bytes.len() - before >= PROGRESS_BYTES {
-                (failed, pause) = (0, self.patience.pause);
+                failed = FailedTries::none(self.patience);
             }
-            failed += 1;
-            if !fault.is_passing || failed >= self.patience.tries {
-                return Err(fault.after(failed));
-            }
-            time::sleep(pause).await;
-            pause *= 2;
+            failed.add(fault).await?;
         }
     }
 
@@ -99,7 +94,7 @@ impl ObjectSource {
         let _permit = self.requests.acquire().await;
         let options = GetOptions::new().with_range(Some(range.clone()));
         let answer = self.in_time(self.store.get_opts(&self.path, options)).await?;
-        let answer = answer.map_err(Fault::from)?;
+        let answer = answer.map_err(|error| Fault::of_range(error, pinned.is_some()))?;
         let version = Version::of(&answer);
         match pinned {
             Some(pinned) if *pinned != version => {
@@ -111,8 +106,19 @@ impl ObjectSource {
         self.take_body(answer, length as usize, bytes).await
     }
 
-    /// Takes a body of this length.
+    /// Takes a body of this length. A fault after its last byte is none.
     async fn take_body(
+        &self,
+        answer: GetResult,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        let end = bytes.len() + length;
+        let taken = self.take_parts(answer, length, bytes).await;
+        if length > 0 && bytes.len() == end { Ok(()) } else { taken }
+    }
+
+    async fn take_parts(
         &self,
         answer: GetResult,
         length: usize,
@@ -150,31 +156,115 @@ impl ObjectSource {
 
     /// All of an object, which has at most `most` bytes.
     pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Vec<u8>> {
-        let (mut failed, mut pause) = (0, self.patience.pause);
-        loop {
-            let mut bytes = Vec::new();
-            let Err(fault) = self.try_fetch_all(most, &mut bytes).await else { return Ok(bytes) };
-            failed += 1;
-            if !fault.is_passing || failed >= self.patience.tries {
-                return Err(fault.after(failed));
-            }
-            time::sleep(pause).await;
-            pause *= 2;
-        }
+        self.retry(|| self.try_fetch_all(most)).await
     }
 
-    async fn try_fetch_all(&self, most: u64, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+    async fn try_fetch_all(&self, most: u64) -> Result<Vec<u8>, Fault> {
         let answer = self.in_time(self.store.get(&self.path)).await?.map_err(Fault::from)?;
         let length = answer.meta.size;
         if length > most {
             let text = format!("it has {length} bytes, and at most {most} were expected");
             return Err(Fault::lasting(io::ErrorKind::InvalidData, text));
         }
-        self.take_body(answer, length as usize, bytes).await
+        let mut bytes = Vec::new();
+        self.take_body(answer, length as usize, &mut bytes).await?;
+        Ok(bytes)
+    }
+
+    /// The paths of all objects in a folder.
+    pub(super) async fn list(&self) -> io::Result<Vec<String>> {
+        self.retry(|| self.try_list()).await
+    }
+
+    async fn try_list(&self) -> Result<Vec<String>, Fault> {
+        let prefix = (self.path != Path::default()).then_some(&self.path);
+        let (mut all, mut paths) = (self.store.list(prefix), Vec::new());
+        while let Some(found) = self.in_time(all.next()).await? {
+            paths.push(found.map_err(Fault::from)?.location.to_string());
+        }
+        Ok(paths)
+    }
+
+    async fn retry<T, F>(&self, attempt: impl Fn() -> F) -> io::Result<T>
+    where
+        F: Future<Output = Result<T, Fault>>,
+    {
+        let mut failed = FailedTries::none(self.patience);
+        loop {
+            match attempt().await {
+                Ok(found) => return Ok(found),
+                Err(fault) => failed.add(fault).await?,
+            }
+        }
+    }
+}
+
+/// Tries that failed one after the other.
+struct FailedTries {
+    patience: Patience,
+    count: u32,
+    pause: Duration,
+}
+
+impl FailedTries {
+    fn none(patience: Patience) -> Self {
+        Self { patience, count: 0, pause: patience.pause }
+    }
+
+    /// Waits before the next try, unless this fault is the last.
+    async fn add(&mut self, fault: Fault) -> io::Result<()> {
+        self.count += 1;
+        if !fault.is_passing || self.count >= self.patience.tries {
+            return Err(fault.after(self.count));
+        }
+        time::sleep(self.pause).await;
+        self.pause = self.pause.saturating_mul(2);
+        Ok(())
     }
 }
 
 fn wrong_length(than: &str) -> Fault {
     let text = format!("the server sent {than} bytes than it was asked for");
     Fault::passing(io::ErrorKind::UnexpectedEof, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use futures_util::stream;
+    use object_store::{Attributes, GetResultPayload, ObjectMeta, memory::InMemory};
+    use tokio::runtime;
+
+    use super::*;
+
+    fn source() -> ObjectSource {
+        let (store, requests) = (Arc::new(InMemory::new()), Arc::new(Semaphore::new(1)));
+        ObjectSource { store, path: Path::from("x"), patience: Patience::DEFAULT, requests }
+    }
+
+    /// An answer of these parts, of which None is a broken connection.
+    fn answer(parts: &'static [Option<&'static [u8]>]) -> GetResult {
+        let broken = || object_store::Error::Generic { store: "x", source: "broken".into() };
+        let parts = parts.iter().map(move |part| part.map(Into::into).ok_or_else(broken));
+        let payload = GetResultPayload::Stream(stream::iter(parts).boxed());
+        let (location, last_modified) = (Path::from("x"), SystemTime::UNIX_EPOCH.into());
+        let meta = ObjectMeta { location, last_modified, size: 4, e_tag: None, version: None };
+        GetResult { payload, meta, range: 0..4, attributes: Attributes::new() }
+    }
+
+    /// What a body of four bytes gives.
+    fn taken(parts: &'static [Option<&'static [u8]>]) -> Result<Vec<u8>, Fault> {
+        let mut bytes = b"-".to_vec();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(source().take_body(answer(parts), 4, &mut bytes)).map(|()| bytes)
+    }
+
+    #[test]
+    fn a_fault_after_the_last_byte_is_none() {
+        assert_eq!(taken(&[Some(b"ab"), Some(b"cd"), None]).unwrap(), b"-abcd");
+        assert!(taken(&[Some(b"abc"), None]).is_err());
+        assert!(taken(&[Some(b"abcd"), Some(b"e")]).is_err());
+        assert!(taken(&[]).is_err());
+    }
 }

@@ -13,7 +13,7 @@ pub(super) struct Name {
     pub(super) root: String,
     /// What follows, without the slash between.
     pub(super) path: String,
-    /// The name as it was given.
+    /// The name as it was given, with its scheme in lower case.
     pub(super) full: String,
 }
 
@@ -29,12 +29,9 @@ impl Name {
             let problem = format!("{} names no bucket or host", shown_name(full));
             Error::parameter(problem, "write it as s3://bucket/path or https://host/path")
         })?;
-        Ok(Self {
-            scheme: scheme.to_owned(),
-            root: root.to_owned(),
-            path: path.to_owned(),
-            full: full.to_owned(),
-        })
+        let scheme = scheme.to_ascii_lowercase();
+        let full = format!("{scheme}{}", &full[scheme.len()..]);
+        Ok(Self { scheme, root: root.to_owned(), path: path.to_owned(), full })
     }
 
     pub(super) fn is_http(&self) -> bool {
@@ -61,6 +58,9 @@ mod tests {
         let name = Name::parse("https://user:pass@host:81/a/b.df11?X-Sig=secret#x").unwrap();
         assert_eq!((&*name.root, name.bare_path()), ("user:pass@host:81", "a/b.df11"));
         assert_eq!(name.shown(), "https://host:81/a/b.df11");
+        let name = Name::parse("HTTPS://user:pa/ss@host/a/b.df11?X-Sig=secret").unwrap();
+        assert_eq!((&*name.scheme, name.shown()), ("https", "https://host/a/b.df11".to_owned()));
+        assert_eq!(&*name.full, "https://user:pa/ss@host/a/b.df11?X-Sig=secret");
         let name = Name::parse("s3://bucket/odd?name.df11").unwrap();
         assert_eq!((&*name.root, name.bare_path()), ("bucket", "odd?name.df11"));
         assert_eq!(Name::parse("hf://org/name@v1").unwrap().shown(), "hf://org/name@v1");

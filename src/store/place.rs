@@ -1,21 +1,18 @@
 //! Places: a file, or a folder with all that lies in it, and the store that has it.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
-use futures_util::TryStreamExt;
 use object_store::{
     ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
     aws::{AmazonS3Builder, AmazonS3ConfigKey},
     azure::{AzureConfigKey, MicrosoftAzureBuilder},
     gcp::{GoogleCloudStorageBuilder, GoogleConfigKey},
     http::HttpBuilder,
-    path::Path,
 };
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use super::{
-    fault::Fault,
     fetch::{MOST_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
     name::Name,
@@ -24,6 +21,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    constants::MAX_SHARDS,
     paths::{check_path, is_container, shard_path},
 };
 
@@ -33,7 +31,6 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 
 /// A file or a folder of a store.
-#[derive(Debug)]
 pub(crate) struct Place {
     store: Arc<dyn ObjectStore>,
     /// Where it is in the store; empty for all of it.
@@ -46,8 +43,14 @@ pub(crate) struct Place {
     requests: Arc<Semaphore>,
 }
 
+/// Stores print their passwords and keys, so a place prints its name alone.
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").field("name", &self.shown).finish_non_exhaustive()
+    }
+}
+
 /// How a folder tells what it has.
-#[derive(Debug)]
 enum Listing {
     /// The store lists.
     Store,
@@ -141,8 +144,16 @@ impl Place {
     /// objects.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Parameter`] if there are none, or nothing tells which.
+    /// [`Error::Io`]; [`Error::Parameter`] if there are none, or nothing tells which;
+    /// [`Error::Limit`] for more than a model has.
     pub(crate) fn containers(&self) -> Result<Vec<String>> {
+        let paths = self.all_containers()?;
+        let what = format_args!("the number of containers of {}", self.shown);
+        Error::check_limit(what, paths.len() as u64, MAX_SHARDS)?;
+        Ok(paths)
+    }
+
+    fn all_containers(&self) -> Result<Vec<String>> {
         let mut paths: Vec<String> = match &self.listing {
             Listing::Index => return self.indexed(),
             Listing::Told(paths) => paths.iter().filter_map(|path| self.below(path)).collect(),
@@ -167,16 +178,8 @@ impl Place {
     }
 
     fn listed(&self) -> Result<Vec<String>> {
-        let ObjectSource { store, path, patience, .. } = self.source("")?;
-        let found = wait(runtime::handle()?, async move {
-            let prefix = (path != Path::default()).then_some(&path);
-            let all = store.list(prefix).map_ok(|meta| meta.location.to_string());
-            let limit = patience.stall * patience.tries;
-            match tokio::time::timeout(limit, all.try_collect::<Vec<_>>()).await {
-                Ok(found) => found.map_err(|error| Fault::from(error).after(1)),
-                Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
-            }
-        });
+        let source = self.source("")?;
+        let found = wait(runtime::handle()?, async move { source.list().await });
         let found = found.map_err(|error| Error::io("listing", &self.shown, error))?;
         Ok(found.iter().filter_map(|path| self.below(path)).collect())
     }
@@ -279,4 +282,56 @@ fn bucket(name: &Name) -> Result<Arc<dyn ObjectStore>> {
 fn refused(shown: &str) -> Error {
     let problem = format!("{shown} cannot be asked: its name or the settings of the environment");
     Error::parameter(problem, "check both, such as region, endpoint and account")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        net::TcpListener,
+        time::Duration,
+    };
+
+    use super::*;
+
+    const LISTED: &str = "<ListBucketResult><Contents><Key>m/x.df11</Key><Size>1</Size>\
+        <LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>";
+
+    /// A server that answers so, one connection after the other; its URL.
+    fn server(answers: &'static [(u16, &'static str)]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for ((status, body), stream) in answers.iter().zip(listener.incoming()) {
+                let mut stream = stream.unwrap();
+                let request = BufReader::new(&stream).lines();
+                request.take_while(|line| !line.as_ref().unwrap().is_empty()).for_each(drop);
+                let length = body.len();
+                let head = "Connection: close\r\nContent-Type: application/xml";
+                let head = format!("HTTP/1.1 {status} X\r\n{head}\r\nContent-Length: {length}");
+                write!(stream, "{head}\r\n\r\n{body}").unwrap();
+            }
+        });
+        url
+    }
+
+    /// What a folder of a bucket lists that a server has.
+    fn listed(url: &str, patience: Patience) -> Result<Vec<String>> {
+        let builder = AmazonS3Builder::new().with_bucket_name("b").with_endpoint(url);
+        let builder = builder.with_allow_http(true).with_skip_signature(true);
+        let store = builder.with_retry(no_retries()).build().unwrap();
+        let name = Name::parse("s3://b/m").unwrap();
+        Place::new(Arc::new(store), &name, Listing::Store, patience).at("m", false).containers()
+    }
+
+    #[test]
+    fn a_listing_is_asked_for_again() {
+        let patience = Patience { pause: Duration::from_millis(1), ..Patience::DEFAULT };
+        let url = server(&[(503, ""), (429, ""), (200, LISTED)]);
+        assert_eq!(listed(&url, patience).unwrap(), ["x.df11"]);
+        let long = Patience { stall: Duration::MAX, pause: Duration::MAX, tries: u32::MAX };
+        assert_eq!(listed(&server(&[(200, LISTED)]), long).unwrap(), ["x.df11"]);
+        let text = listed(&server(&[(503, "")]), Patience { tries: 0, ..patience }).unwrap_err();
+        assert!(text.to_string().contains("s3://b/m: the server answered 503; try"), "{text}");
+    }
 }

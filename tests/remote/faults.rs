@@ -7,7 +7,10 @@ use std::{
 
 use df11::{Error, OpenOptions};
 
-use crate::{Fixture, patient, server::Answer};
+use crate::{
+    Fixture, patient,
+    server::{Answer, Server},
+};
 
 /// The error of opening, or of reading a tensor of the model.
 fn error_of(fixture: &Fixture) -> String {
@@ -37,6 +40,7 @@ fn lasting_faults_say_what_to_do() {
         (Answer::Status(401), "renew the credentials"),
         (Answer::Status(400), "renew the credentials"),
         (Answer::Status(404), "check its name"),
+        (Answer::Status(416), "the object is empty; upload the container again"),
         (Answer::Status(503), "the server answered 503, 4 times; try again"),
         (Answer::Silent, "did not answer in time, 4 times"),
         (Answer::Cut(0), "try again"),
@@ -60,12 +64,14 @@ fn a_fault_that_lasts_is_asked_about_once() {
 fn a_changed_object_is_named() {
     let fixture = Fixture::new();
     let model = fixture.open().unwrap();
-    fixture.server.answer(|_| Answer::Changed);
-    let error = model.tensors().next().unwrap().decode::<u8>().unwrap_err();
-    assert!(matches!(error, Error::Io { .. }));
-    let text = error.to_string();
-    let wanted = "the object was changed since it was opened; open it again";
-    assert!(text.contains(wanted) && text.contains(&fixture.url()), "{text}");
+    for answer in [Answer::Changed, Answer::Status(416)] {
+        fixture.server.answer(move |_| answer);
+        let error = model.tensors().next().unwrap().decode::<u8>().unwrap_err();
+        assert!(matches!(error, Error::Io { .. }));
+        let text = error.to_string();
+        let wanted = "the object was changed since it was opened; open it again";
+        assert!(text.contains(wanted) && text.contains(&fixture.url()), "{text}");
+    }
 }
 
 #[test]
@@ -112,6 +118,15 @@ fn a_signed_url_is_never_told() {
         assert!(text.contains("/m/x.df11"), "{text}");
         assert!(!text.contains("sig-nature") && !text.contains("pass-word"), "{text}");
     }
+}
+
+#[test]
+fn a_folder_prints_no_password() {
+    let bytes = Fixture::new().bytes;
+    let server = Server::new([("m/model.df11".to_owned(), bytes)].into());
+    let url = server.url("m").replace("http://", "http://user:pass-word@");
+    let text = format!("{:?}", patient().open(url).unwrap());
+    assert!(text.contains("/m\"") && !text.contains("pass-word"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 
 use df11::{
-    CompressOptions, DecompressOptions, Level, Source, compress, decompress, decompress_all,
+    CompressOptions, DecompressOptions, Error, Level, Source, compress, decompress, decompress_all,
     hazmat::demo,
 };
 
@@ -52,4 +52,15 @@ fn a_folder_without_an_index_has_one_container() {
     assert_eq!(model.shards().len(), 1);
     let text = patient().open(server.url("other")).unwrap_err().to_string();
     assert!(text.contains("other/model.df11") && text.contains("check its name"), "{text}");
+}
+
+#[test]
+fn an_index_cannot_name_any_number_of_containers() {
+    let files = (0..100_001).map(|at| format!(r#""{at}":"{at}.safetensors""#));
+    let index = format!(r#"{{"weight_map":{{{}}}}}"#, files.collect::<Vec<_>>().join(","));
+    let path = "m/model.safetensors.index.json".to_owned();
+    let server = Server::new([(path, index.into_bytes())].into());
+    let error = patient().open(server.url("m")).unwrap_err();
+    assert!(matches!(error, Error::Limit { value: 100_001, limit: 100_000, .. }), "{error}");
+    assert_eq!(server.requests().len(), 1);
 }
