@@ -217,9 +217,9 @@ class Model(Mapping[str, Tensor]):
         to a new folder `out`. Returns the paths of changed side files. Raises `ParameterError` if
         one is a link that leads out of `beside`, or if an open container was overwritten in place.
         """
-    def read_ahead(self, names: Sequence[str]) -> object:
-        """Has tensors brought that will be read in this order, until the answer is dropped. Does
-        nothing unless the containers lie beyond a network. Raises `KeyError`.
+    def read_ahead(self, names: Sequence[str]) -> ReadAhead:
+        """Fetches tensors ahead of reads in this order, until the result is dropped. Does nothing
+        unless the containers lie beyond a network. Raises `KeyError`.
         """
     def verify_containers(self) -> None:
         """Verify the open containers fully, and nothing beside them."""
@@ -342,6 +342,10 @@ class Slice(_Decoded):
     """For each of the first dimensions the first index, and the one after the last."""
     shape: Final[tuple[int, ...]]
     """The numbers of indices, without dimensions that were indexed with a number."""
+
+@final
+class ReadAhead:
+    """Tensors that are fetched before they are read; made by `Model.read_ahead`."""
 
 @final
 class Block:
