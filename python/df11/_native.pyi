@@ -40,7 +40,7 @@ _Index: TypeAlias = int | slice
 __version__: str
 
 __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
-__all__ += ["PinnedMemory", "Program", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
+__all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
 __all__ += ["estimate", "fits", "install", "open", "pin", "plan", "printable"]
