@@ -56,7 +56,7 @@ impl OpenOptions {
     }
 
     /// Whether to map containers into memory (the default), or to read from them on demand. Reading
-    /// copies, but a file that shrinks meanwhile is an [`Error::Io`].
+    /// copies, but a file that shrinks meanwhile is an [`Error::Io`](crate::Error::Io).
     #[must_use]
     pub const fn memory_map(mut self, memory_map: bool) -> Self {
         self.memory_map = memory_map;
