@@ -16,21 +16,25 @@ mod unix;
 #[cfg(windows)]
 mod windows;
 
+#[cfg(all(unix, feature = "cudarc"))]
+pub(crate) use unix::in_large_pages;
 #[cfg(unix)]
 pub(crate) use unix::{
-    HOME, exchange, explain_use, file_id, in_large_pages, lock, long, make_accessible,
-    most_open_files, open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder,
-    wait_for_lock, why_unnameable, write_all_at,
+    HOME, exchange, explain_use, file_id, lock, long, make_accessible, most_open_files,
+    open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder, wait_for_lock,
+    why_unnameable, write_all_at,
 };
 #[cfg(all(unix, feature = "cli"))]
 pub use unix::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 #[cfg(unix)]
 pub use unix::{free_bytes, path_of_c};
+#[cfg(all(windows, feature = "cudarc"))]
+pub(crate) use windows::in_large_pages;
 #[cfg(windows)]
 pub(crate) use windows::{
-    HOME, exchange, explain_use, file_id, in_large_pages, lock, long, make_accessible,
-    most_open_files, open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder,
-    wait_for_lock, why_unnameable, write_all_at,
+    HOME, exchange, explain_use, file_id, lock, long, make_accessible, most_open_files,
+    open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder, wait_for_lock,
+    why_unnameable, write_all_at,
 };
 #[cfg(all(windows, feature = "cli"))]
 pub use windows::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
