@@ -1,5 +1,5 @@
-//! All that systems do differently: one file a system, with the same functions. Nothing else in the
-//! crate asks which system it runs on, of which a test (`tests/sources/platform.rs`) makes sure.
+//! Differences between systems: one file per system, with the same functions. Nothing else in the
+//! crate asks which system it runs on; a test (`tests/sources/platform.rs`) enforces that.
 //!
 //! | function | Unix | Windows |
 //! |---|---|---|
@@ -16,27 +16,18 @@ mod unix;
 #[cfg(windows)]
 mod windows;
 
-#[cfg(all(unix, feature = "cudarc"))]
-pub(crate) use unix::in_large_pages;
 #[cfg(unix)]
-pub(crate) use unix::{
+use unix as system;
+#[cfg(windows)]
+use windows as system;
+
+#[cfg(feature = "cudarc")]
+pub(crate) use system::in_large_pages;
+pub(crate) use system::{
     HOME, exchange, explain_use, file_id, lock, long, make_accessible, most_open_files,
     open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder, wait_for_lock,
     why_unnameable, write_all_at,
 };
-#[cfg(all(unix, feature = "cli"))]
-pub use unix::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
-#[cfg(unix)]
-pub use unix::{free_bytes, path_of_c};
-#[cfg(all(windows, feature = "cudarc"))]
-pub(crate) use windows::in_large_pages;
-#[cfg(windows)]
-pub(crate) use windows::{
-    HOME, exchange, explain_use, file_id, lock, long, make_accessible, most_open_files,
-    open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder, wait_for_lock,
-    why_unnameable, write_all_at,
-};
-#[cfg(all(windows, feature = "cli"))]
-pub use windows::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
-#[cfg(windows)]
-pub use windows::{free_bytes, path_of_c};
+#[cfg(feature = "cli")]
+pub use system::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use system::{free_bytes, path_of_c};

@@ -1,4 +1,4 @@
-//! What the threads of a block share: memory, barriers, copies that are on their way.
+//! A block: the memory, barriers and pending copies that its threads share.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What threads of a warp, a block and a cluster tell each other.
+//! Exchanges between threads of a warp, a block and a cluster.
 
 use crate::{
     execute::{Flow, Result, Step, combined},
@@ -10,7 +10,7 @@ use crate::{
 impl Step<'_, '_> {
     // ---- threads of a warp
 
-    /// Those that the mask names, if all of them that live are here.
+    /// The live threads that the mask names, if all of them are here.
     pub(crate) fn meeting_of(&self, mask: Source) -> Option<Mask> {
         let wanted = self.common(mask) as Mask & self.warp.live;
         (self.active & wanted == wanted).then_some(wanted)
@@ -157,7 +157,7 @@ impl Step<'_, '_> {
     }
 }
 
-/// Whose value a thread gets, and whether the one that it asked for exists (PTX ISA, 9.7.9.6).
+/// The lane whose value a thread gets, and whether the requested lane exists (PTX ISA, 9.7.9.6).
 fn shuffled(how: Shuffle, lane: usize, by: usize, clamp: u64) -> (usize, bool) {
     let (segment, bound) = (clamp as usize >> 8 & 31, clamp as usize & 31);
     let last = lane & segment | bound & !segment;

@@ -1,4 +1,4 @@
-//! What instructions do to a warp, its block and memory.
+//! Executes instructions: their effects on a warp, its block and memory.
 
 use std::sync::Arc;
 

@@ -24,7 +24,7 @@ pub(crate) struct Builder<'m> {
     calls: Vec<(usize, String)>,
 }
 
-/// What names stand for in one function.
+/// The meanings of names in one function.
 pub(crate) struct Names {
     function: String,
     symbols: HashMap<String, u64>,

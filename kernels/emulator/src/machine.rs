@@ -15,7 +15,7 @@ const POISON: u8 = 0xA5;
 /// Rounds in which every warp waits in vain after which a launch hangs.
 const PATIENCE: u64 = 20_000;
 
-/// What a launch is made of.
+/// One launch of a kernel.
 pub(crate) struct Launch {
     pub(crate) program: Arc<Program>,
     pub(crate) entry: Arc<Entry>,

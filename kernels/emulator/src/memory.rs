@@ -22,7 +22,7 @@ pub(crate) fn forget(address: u64) -> bool {
     allocations().remove(&address).is_some()
 }
 
-/// What is noted at the start of a launch: ranges in order.
+/// The allocations at the start of a launch: ranges in order.
 pub(crate) struct Allocations {
     ranges: Vec<(u64, u64)>,
     last: usize,

@@ -71,7 +71,7 @@ pub(crate) enum Shuffle {
     Index,
 }
 
-/// What an instruction does. `u32` are registers where nothing else is said.
+/// The effect of an instruction. `u32` fields are registers unless they say otherwise.
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
     Nothing,

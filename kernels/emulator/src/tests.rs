@@ -22,7 +22,7 @@ struct Case<'t> {
 }
 
 impl Case<'_> {
-    /// What is in memory afterwards: words that began as their index.
+    /// Returns the words in memory after the run; each began as its index.
     fn run(&self) -> Result<Vec<u32>, Fault> {
         let text = format!(
             ".version 8.0\n.target sm_90a\n.address_size 64\n\
