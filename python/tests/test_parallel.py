@@ -1,6 +1,6 @@
 """Tensor parallelism of transformers models: two processes, each with its own shards.
 
-All cases run in one pair of processes, which is this file as a program; tests tell what went wrong.
+All cases run in one pair of processes, which is this file as a program.
 """
 
 import faulthandler
@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -229,11 +228,9 @@ def main(root: Path) -> None:
     # The bytes of a process with the whole model.
     found: dict[str, Any] = {"alone": df11.report(load(root / "even/df11")).device_bytes}
     cases = {name: partial(compare, name=name) for name in MODELS} | CASES
+    # A process that fails ends, and torchrun ends the other one, which would wait for it.
     for name, case in (cases | (ON_GPUS if torch.cuda.is_available() else {})).items():
-        try:
-            found[name] = case(root)
-        except Exception:
-            found[name] = traceback.format_exc()
+        found[name] = case(root)
     rank = torch.distributed.get_rank()
     (root / f"found-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()
@@ -265,26 +262,8 @@ def run(
     return [json.loads((root / f"found-{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
-def check(found: list[dict[str, Any]], case: str) -> None:
-    for each in found:
-        assert not isinstance(each[case], str), each[case]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_parallel_bf16_model(
-    found: list[dict[str, Any]], name: str
-) -> None:
-    check(found, name)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_models_are_used_as_any(found: list[dict[str, Any]], case: str) -> None:
-    check(found, case)
-
-
-def test_weights_in_other_places_give_the_same_logits(found: list[dict[str, Any]]) -> None:
-    for case in ON_GPUS.keys() & found[0].keys():
-        check(found, case)
+def test_all_cases_pass_in_both_processes(found: list[dict[str, Any]]) -> None:
+    assert all(each.keys() >= {*MODELS, *CASES} for each in found)
 
 
 def test_each_process_holds_its_slices_alone(found: list[dict[str, Any]]) -> None:

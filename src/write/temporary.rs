@@ -120,11 +120,13 @@ fn locked<T: AsRef<Path>>(
     for _ in 0..ATTEMPTS {
         let new = make().map_err(creating)?;
         let path = new.as_ref();
-        match open(&new).and_then(|handle| platform::lock(handle, path)) {
-            Ok(Some(lock)) if path.symlink_metadata().is_ok() => return Ok((new, Some(lock))),
-            Ok(_) => {}
+        let lock = open(&new).and_then(|handle| platform::lock(handle, path));
+        match lock {
+            // Another run has it, or has removed it before it was opened or locked.
+            Ok(None) => {}
+            _ if path.symlink_metadata().is_err() => {}
             // Nothing is ever taken for a leftover where there are no locks.
-            Err(_) => return Ok((new, None)),
+            lock => return Ok((new, lock.ok().flatten())),
         }
     }
     Err(creating(io::Error::other("other runs remove the files of this one")))
@@ -362,5 +364,22 @@ mod tests {
         let file = file_beside(&folder.path().join("x")).unwrap();
         assert_eq!(kind_of(file.file.path().file_name().unwrap().to_str().unwrap()), Some(false));
         assert_eq!(leftovers(folder.path()).unwrap(), [], "it is in use");
+    }
+
+    /// Each run removes leftovers before it makes its folder, and may meet one that another has made
+    /// and not locked yet.
+    #[test]
+    fn runs_that_begin_at_once_keep_their_folders() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let folder = TemporaryFolder::new_in(parent.path()).unwrap();
+                        fs::write(folder.path().join("file"), "x").unwrap();
+                    }
+                });
+            }
+        });
     }
 }
