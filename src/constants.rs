@@ -73,7 +73,7 @@ pub const GAP_THREADS_PER_BYTE: u64 = 2;
 /// The size of an output offset, in bytes.
 pub const OUTPUT_OFFSET_BYTES: usize = 8;
 
-/// Where an index is expected: none.
+/// Stands for "none" in the place of an index.
 pub const NONE: u64 = u64::MAX;
 
 /// The smallest multiple of `alignment` that is at least `value`; `None` if it exceeds 2^64 − 1.

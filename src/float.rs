@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(FloatSplit::of(Dtype::F32, u64::MAX), None);
     }
 
-    /// What bounds the size of what a container restores to (spec/rationale.md, "Limits").
+    /// The bound on the size of restored tensors rests on this (spec/rationale.md, "Limits").
     #[test]
     fn a_quarter_of_a_weight_is_kept_at_least() {
         for split in splits() {

@@ -66,7 +66,7 @@ pub mod huffman {
     pub use crate::huffman::*;
 }
 
-/// What systems do differently, for the command and the interface for C.
+/// Functions that differ between systems, for the command and the C API.
 #[doc(hidden)]
 pub mod platform {
     #[cfg(feature = "cli")]

@@ -305,7 +305,7 @@ fn check_output(address: u64) -> df11::Result<()> {
 /// Memory of the caller for this many weights.
 ///
 /// # Safety
-/// As much lies there, which nobody else uses as long as the result lives.
+/// `2 * weights` bytes lie at `address`, and nobody else uses them while the result lives.
 unsafe fn output_bytes<'a>(address: u64, weights: u64) -> &'a mut [u8] {
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, 2 * weights as usize) }
@@ -314,7 +314,7 @@ unsafe fn output_bytes<'a>(address: u64, weights: u64) -> &'a mut [u8] {
 /// Indices, of which negative ones come out as large numbers.
 ///
 /// # Safety
-/// As many lie there, of 64 bits each if `wide`, else of 32.
+/// `count` indices lie at `address`, of 64 bits each if `wide`, else of 32.
 unsafe fn host_indices(address: u64, count: usize, wide: bool) -> Vec<u64> {
     if count == 0 {
         return Vec::new();

@@ -162,7 +162,7 @@ impl Dense {
         Ok(Self { chunks, bytes: bytes as usize, shape, strides, dtype })
     }
 
-    /// Where it is decoded to.
+    /// The bytes that it is decoded into.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         &mut self.chunks.as_mut_bytes()[..self.bytes]
     }

@@ -48,7 +48,7 @@ pub(crate) fn open(
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
 }
 
-/// Where blocks would go.
+/// Tells where blocks would go.
 #[pyfunction]
 #[pyo3(signature = (model, memory=None, *, streamed=false, blocks=None))]
 pub(crate) fn plan<'py>(

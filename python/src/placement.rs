@@ -1,4 +1,4 @@
-//! Where a caller wants the blocks of a model.
+//! Placement of a model's blocks that a caller asks for.
 
 use std::collections::{HashMap, HashSet};
 
@@ -43,7 +43,7 @@ pub(crate) struct PlanRequest {
 }
 
 impl PlanRequest {
-    /// As many GPUs as it speaks of.
+    /// The number of GPUs that it names.
     pub(crate) fn devices(&self) -> usize {
         match (&self.memory, &self.blocks) {
             (Some(memory), _) => memory.len(),

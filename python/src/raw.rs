@@ -266,7 +266,7 @@ pub(crate) fn check(py: Python<'_>, device: usize, stream: usize) -> PyResult<()
     py.detach(check).or_raise(py)?.raise_told(py)
 }
 
-/// As `check`, of what is done by now; of all GPUs that are open unless one is named.
+/// Like `check`, for work that has ended by now; on all open GPUs unless one is named.
 #[pyfunction]
 #[pyo3(signature = (device=None))]
 pub(crate) fn check_done(py: Python<'_>, device: Option<usize>) -> PyResult<()> {

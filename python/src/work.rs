@@ -8,7 +8,7 @@ use std::{panic, thread, time::Duration};
 use df11::{Error, Observer, Stage, hazmat::pool};
 use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
 
-/// How long Ctrl-C, and news of progress, may wait.
+/// Longest time until Ctrl-C or progress is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
 /// Does what takes seconds at most: it cannot be interrupted.
@@ -127,7 +127,7 @@ impl<T> OrRaise<T> for df11::Result<T> {
     }
 }
 
-/// Who is at fault decides the class.
+/// The exception's class tells who is at fault.
 fn raise(py: Python<'_>, error: &Error) -> PyErr {
     if matches!(error, Error::Cancelled) {
         return PyKeyboardInterrupt::new_err(());

@@ -59,7 +59,7 @@ impl Selection {
         Ok((source.map_err(Failure::Other)?, out))
     }
 
-    /// How to have files back that were left out, as the end of a sentence.
+    /// The option that keeps the files that were left out, as the end of a sentence.
     pub(super) fn remedy(&self, source: &Sources) -> &'static str {
         let can_keep = !self.all_files && !source.is_pipeline();
         if can_keep { "; --all-files keeps every file, in one container" } else { "" }

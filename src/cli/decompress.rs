@@ -106,7 +106,7 @@ fn default_out(source: &Path, models: &Models) -> Result<PathBuf, Failure> {
         )
     };
     let shown = shown(source);
-    // What comes over a network goes to the folder of the caller.
+    // Containers from a network are restored into the current folder.
     let local = if is_far(source) { shown.file_name().map(Path::new) } else { Some(&*shown) };
     let named = named(local.ok_or_else(unnamed)?)?;
     let name = named.file_name().and_then(|name| name.to_str()).ok_or_else(unnamed)?;

@@ -221,7 +221,7 @@ pub(super) fn build_tables(
     let stream = device.copies();
     let (mut codebooks, mut tasks) = (Vec::new(), <[Vec<TableAddresses>; KERNELS]>::default());
     for (tensor, &table) in tables {
-        // What the host decodes has a place among them, and no table.
+        // Tensors that the host decodes are among them and have no table.
         let Some(coded) = stored[tensor].coded() else { continue };
         let (codebook, codebook_bytes) = (codebooks.len() as u64, coded.codebook.len() as u64);
         tasks[coded.kernel()].push(TableAddresses { codebook, table, codebook_bytes });

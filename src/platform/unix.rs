@@ -158,7 +158,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 #[cfg(feature = "cli")]
 pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 
-/// What the command alone asks.
+/// Functions that only the command uses.
 #[cfg(feature = "cli")]
 mod command {
     use std::{

@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Calls of the system refuse longer paths that do not begin with [`VERBATIM`]: 260 characters,
 /// less the name of a temporary file.
 const LONG: usize = 220;
-/// What a path without a limit begins with.
+/// Prefix of paths whose length has no limit.
 const VERBATIM: &str = r"\\?\";
 
 /// Fills `buf` with the bytes of a file from `offset` on. Moves the file's cursor as well, but
@@ -133,7 +133,7 @@ pub(crate) fn lock(handle: File, path: &Path) -> io::Result<Option<File>> {
     for _ in 0..ATTEMPTS {
         match options.open(&lock_file) {
             Err(error) if has_code(&error, &[ERROR_SHARING_VIOLATION]) => return Ok(None),
-            // As long as one before is being deleted, or forever.
+            // The file before is still being deleted, or access is denied for good.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => thread::sleep(PAUSE),
             result => return result.map(Some),
         }
@@ -263,7 +263,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 #[cfg(feature = "cli")]
 pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
 
-/// What the command alone asks.
+/// Functions that only the command uses.
 #[cfg(feature = "cli")]
 mod command {
     use std::{

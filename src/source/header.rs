@@ -19,7 +19,7 @@ use crate::{
 /// Bytes of the header's length, which stands before it.
 pub(super) const LENGTH_BYTES: u64 = size_of::<u64>() as u64;
 const METADATA_KEY: &str = "__metadata__";
-/// As many arrays and objects may lie in each other, the header's own object included.
+/// Deepest nesting of arrays and objects, the header's own object included.
 const MAX_DEPTH: usize = 100;
 
 /// A tensor as the header has it; its dtype may be of a later version.
@@ -203,7 +203,7 @@ pub(crate) fn prefix_of<'a>(
 /// Nesting is bounded by the deserializer: `serde_json` stops at 128 levels.
 #[derive(Default)]
 struct Unique {
-    /// How many arrays and objects lie in each other at most.
+    /// Deepest nesting of arrays and objects so far.
     depth: usize,
 }
 

@@ -132,8 +132,8 @@ pub(super) fn read_all(found: &[Found]) -> Result<BTreeMap<String, Index>> {
     candidates.into_iter().map(choose).collect()
 }
 
-/// Which of a model's weights files are *others*: they lie in a folder with an index that does not
-/// name them, so that loaders pass over them. `read` gives a side file's bytes. An index that
+/// Returns the model's *other* weights files: they lie in a folder with an index that does not name
+/// them, so that loaders pass over them. `read` gives a side file's bytes. An index that
 /// cannot be parsed names none, and makes no file another one.
 pub(crate) fn others(
     weights: &[&str],

@@ -166,7 +166,7 @@ pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
     outside(&homes(root), file).is_ok_and(|target| target.is_some())
 }
 
-/// Where a file lies, if that is in none of these folders.
+/// The real path of a file, if it lies in none of these folders.
 fn outside(homes: &[PathBuf], file: &Path) -> io::Result<Option<PathBuf>> {
     let target = file.canonicalize()?;
     Ok((!homes.iter().any(|home| target.starts_with(home))).then_some(target))

@@ -59,7 +59,7 @@ impl CodedSizes for TileSizes {
     }
 }
 
-/// What stands for the plane where exponents alone are wanted.
+/// Stands for the plane where only exponents are wanted.
 static NO_PLANE: [u8; TILE_ELEMENTS as usize] = [0; TILE_ELEMENTS as usize];
 
 /// Consecutive strips of a tensor, with just the bytes that decoding them needs.

@@ -23,9 +23,9 @@ pub(super) struct MergedTensor {
 
 /// Where bytes of the merged file come from.
 pub(super) enum BytesOf {
-    /// Made for it: what comes before the tensors.
+    /// Generated: the header before the tensors.
     Prefix(Vec<u8>),
-    /// As they are, from this offset of a file.
+    /// Copied unchanged, from this offset of a file.
     Stored { file: usize, offset: u64 },
     /// Decoded, from this weight of a block.
     Coded { block: Arc<CodedBlock>, first: u64 },

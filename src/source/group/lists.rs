@@ -1,4 +1,4 @@
-//! Which siblings repeat one another, so that they form a list.
+//! Finds siblings that repeat one another and so form a list.
 
 use std::collections::{BTreeMap, HashMap};
 

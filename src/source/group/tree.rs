@@ -21,7 +21,7 @@ impl<'a> From<&'a SourceTensor> for Item<'a> {
     }
 }
 
-/// How many components of a name are told apart; the last one takes all that follows.
+/// Most components into which a name is split; the last one takes all that follows.
 const MAX_DEPTH: usize = 32;
 
 /// The components of a name: one at least, [`MAX_DEPTH`] at most.
