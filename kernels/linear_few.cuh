@@ -42,7 +42,7 @@
 namespace df11::linear {
 // Warps that request weights, that request x, and that fill tables.
 constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
-constexpr u32 FEW_UNITS = 6, FEW_STAGES = 32;
+constexpr u32 FEW_UNITS = 6, FEW_STAGES = LANES;
 constexpr u32 FEW_BLOCKS = 2;  // blocks per stage
 constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
 constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
@@ -316,10 +316,9 @@ struct FewRing {
     }
     // One warp calls it.
     __device__ void init_barriers(u32 warps, u32 lane) const {
-        for (u32 i = lane; i < count; i += LANES) {
-            init_barrier(barriers + 8 * i, WIDE_FILLING);
-            init_barrier(barriers + 8 * (FEW_STAGES + i), warps * WIDE_ARRIVALS);
-        }
+        // All that there are: one after the last stage's may be tested.
+        init_barrier(barriers + 8 * lane, WIDE_FILLING);
+        init_barrier(barriers + 8 * (FEW_STAGES + lane), warps * WIDE_ARRIVALS);
         if (lane < FEW_TABLES) {
             init_barrier(table_full(lane), FEW_TELLING * WIDE_ARRIVALS);
             init_barrier(table_empty(lane), warps * WIDE_ARRIVALS);
@@ -705,14 +704,19 @@ struct FewChain {
             to[i][1] = load_matrices(place + x[1] + i * Work::X_EIGHT);
         }
     }
-    // Adds product `k` of the four of a block.
+    // Adds product `k` of the four of a block; `CONDITIONAL`: only if it is wanted.
+    template <bool CONDITIONAL>
     __device__ __forceinline__ void add(u32 b, u32 k, bool is_wanted) {
         const u32(&a)[4] = w[b][k];
 #pragma unroll
-        for (u32 i = 0; i < EIGHTS; i++)
-            multiply_if(sums[i], a[0], a[1], a[2], a[3],
-                        k % 2 ? v[b][i][k / 2].z : v[b][i][k / 2].x,
-                        k % 2 ? v[b][i][k / 2].w : v[b][i][k / 2].y, is_wanted);
+        for (u32 i = 0; i < EIGHTS; i++) {
+            const uint4& x_of = v[b][i][k / 2];
+            const u32 b0 = k % 2 ? x_of.z : x_of.x, b1 = k % 2 ? x_of.w : x_of.y;
+            if constexpr (CONDITIONAL)
+                multiply_if(sums[i], a[0], a[1], a[2], a[3], b0, b1, is_wanted);
+            else
+                multiply(sums[i], a[0], a[1], a[2], a[3], b0, b1);
+        }
     }
     // Finds the lane's patches of the next window that has any: bit p tells whether product p has
     // one; its words are at from + 16 p.
@@ -743,59 +747,80 @@ struct FewChain {
         raw[1 - B].decode(w[1 - B][K], K, base);
         take_patch<4 * B + K>(w[1 - B][K], products, from);
     }
-    template <u32 B>
-    __device__ __forceinline__ void step(u32 base, u32 products, u32 from, bool is_wanted) {
-        add(B, 0, is_wanted), decode<B, 0>(base, products, from);
-        add(B, 1, is_wanted), decode<B, 1>(base, products, from);
-        add(B, 2, is_wanted), decode<B, 2>(base, products, from);
-        add(B, 3, is_wanted), decode<B, 3>(base, products, from);
+    // Product K of block B of a stage: decodes that of the next block, then adds its own. A second
+    // block may not exist.
+    template <u32 B, u32 K>
+    __device__ __forceinline__ void step(u32 base, u32 products, u32 from, bool is_wanted = true) {
+        decode<B, K>(base, products, from);
+        add<B == 1>(B, K, is_wanted);
+    }
+    // Loads the first stage and decodes its first block, which is zero if it is not the unit's.
+    __device__ __forceinline__ void begin_walk(u32 place, u32 base, u32 products, u32 from,
+                                               bool has_first) {
+        load(0, place), load(1, place);
+        load_x(v[0], place);
+        decode<1, 0>(base, products, from), decode<1, 1>(base, products, from);
+        decode<1, 2>(base, products, from), decode<1, 3>(base, products, from);
+        if (has_first) return;
+#pragma unroll
+        for (u32 i = 0; i < 16; i++) w[0][i / 4][i % 4] = 0;
+#pragma unroll
+        for (u32 i = 0; i < 2 * EIGHTS; i++) v[0][i / 2][i % 2] = make_uint4(0, 0, 0, 0);
     }
     // Adds the products of blocks `begin` to `end` of the unit, at least one, by stages of two
     // blocks.
     __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 begin, u32 end) {
-        const u32 first_window = piece.first_window + begin / 2;
         // The compiler must know that all lanes do the same.
-        begin = same(begin), end = same(end);
         const u32 first = same(ring.first), bytes = same(ring.bytes);
-        const u32 barriers = same(ring.barriers), last = barriers + 8 * (same(ring.count) - 1);
+        const u32 barriers = same(ring.barriers), ring_end = barriers + 8 * same(ring.count);
         u32 here = same(ring.place), full = same(ring.full), phase = same(ring.phase);
-        u32 at = begin & ~1u, window = same(half << 23 | first_window), base_at = same(bases);
+        u32 left = same((end + 1) / 2 - begin / 2), base_at = same(bases);
+        u32 window = same(half << 23 | (piece.first_window + begin / 2));
         wait_for(full, phase);
-        load(0, here), load(1, here);
-        load_x(v[0], here);
         u32 base = load_shared(base_at), from = 0;
         u32 products = patch_window == window ? find_patches(from) : 0;
-        decode<1, 0>(base, products, from), decode<1, 1>(base, products, from);
-        decode<1, 2>(base, products, from), decode<1, 3>(base, products, from);
-        window++;
-        bool has_next;
-        // Code that rarely runs follows the loop, so that the loop is fetched as one.
+        begin_walk(here, base, products, from, begin % 2 == 0);
         do {
+            window++;
             products = patch_window == window ? find_patches(from) : 0;
+            // Stages until the ring begins again, until the last one, or until the next patch. The
+            // last stage loads itself once more, in vain.
+            u32 next = here + bytes, next_full = full + 8, count = patch_window - window;
+            const bool has_second = left > 1 || end % 2 == 0;
+            if (left == 1) {
+                next = here, next_full = full, count = 1;
+            } else {
+                if (next_full == ring_end) next = first, next_full = barriers, phase ^= 1;
+                count = min(min(count, left - 1), (ring_end - next_full) / 8);
+            }
+            left -= count, window += count - 1;
+            u32 is_full = 0;
+            // Each stage is one straight piece of code, in the order of statements that ptxas makes
+            // the fewest stalls of (benches/record/2026-11-27-chain.md). A barrier is tested a
+            // stage before it is needed. Code that rarely runs is outside of the loop.
 #pragma unroll 1
             do {
-                has_next = at + 2 < end;
-                const u32 empty = full + 8 * FEW_STAGES;
-                u32 next = here;
-                if (has_next) {  // otherwise the loads after the last stage are not used
-                    next = full == last ? first : here + bytes;
-                    phase ^= full == last;
-                    full = full == last ? barriers : full + 8;
-                    wait_for(full, phase);
-                }
+                if (!is_full) wait_for(next_full, phase);
                 base_at += 4;
                 const u32 next_base = load_shared(base_at);
-                load(0, next);
                 load_x(v[1], here + Work::X_BLOCK);
-                step<0>(base, products, from, at >= begin);
-                load(1, next);
+                step<0, 0>(base, products, from);
+                load(0, next);
+                step<0, 1>(base, products, from);
+                is_full = test_parity(next_full + 8, phase);
+                step<0, 2>(base, products, from);
+                step<0, 3>(base, products, from);
+                step<1, 0>(next_base, products, from, has_second);
+                step<1, 1>(next_base, products, from, has_second);
                 load_x(v[0], next);
-                step<1>(next_base, products, from, at + 1 < end);
-                release(empty, lane);
-                here = next, base = next_base, products = kept(0);
-                at += 2, window++;
-            } while (has_next && patch_window != window);
-        } while (has_next);
+                step<1, 2>(next_base, products, from, has_second);
+                load(1, next);
+                release(full + 8 * FEW_STAGES, lane);
+                step<1, 3>(next_base, products, from, has_second);
+                here = next, full = next_full, base = next_base, products = kept(0);
+                next += bytes, next_full += 8;
+            } while (--count);
+        } while (left);
         ring.place = here, ring.full = full, ring.phase = phase;
         ring.next_one();
     }
@@ -831,7 +856,7 @@ struct FewChain {
                                     (entry >> 20 & 511) == (step << 6 | lane << 1 | half) &&
                                         (entry >> 18 & 1) == k % 2);
                     }
-                    add(0, k, true);
+                    add<false>(0, k, true);
                 }
             }
             release(ring.empty(), lane);
