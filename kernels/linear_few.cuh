@@ -1,4 +1,4 @@
-// Multiplies 1 to 16 rows of x by matrices in the fast layout, and experts' rows by their matrices,
+// Multiplies 1 to 32 rows of x by matrices in the fast layout, and experts' rows by their matrices,
 // on compute capability 9.0, in the order of a plan of the sum: K is cut into splits, and each
 // split is one chain of products of 16 columns from zero; the sums of splits are added in order,
 // then the bias, then rounded once. With the splits of cuBLAS the results have its bits
@@ -23,9 +23,9 @@
 //             through one queue, so a warp of its own requests x between the requests of the others
 //   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except the
 //             one that tests whether it has entries
-//   x         for each split a box of 128 columns by 8 or 16 rows, by a tensor map; for experts a
-//             copy per row, because their rows lie anywhere; word by word if x is not aligned, and
-//             where columns end within a block
+//   x         for each split a box of 128 columns by 8, 16 or 32 rows, by a tensor map; for experts
+//             a copy per row, because their rows lie anywhere; word by word if x is not aligned,
+//             and where columns end within a block
 //   patches   a warp that put entries in their places itself would run code that no other warp
 //             runs: that code is fetched from far away, and the slowest warp ends the launch. So
 //             packing decodes each lane's product that has entries and puts these in. The result is
@@ -34,8 +34,10 @@
 //   prefetch  when its last weights and x have arrived, a block brings some of the next product's
 //             weights to L2
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80 registers for 16 rows, 20 warps. A stage
-// is about 190 instructions of a warp in a straight line: 120 decode, 8 or 16 multiply.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 72, 80 and 96 registers for 8, 16 and 32
+// rows, 20 warps. A stage is 172, 184 or 220 instructions of a warp in a straight line: 120 decode;
+// 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 310,
+// 331, 396. Products wait for each other (33 clocks each), which makes 264 of them.
 #pragma once
 #include "linear_wide.cuh"
 

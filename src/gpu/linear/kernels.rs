@@ -14,7 +14,7 @@ use super::prefetch::LastLaunch;
 use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
     FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
-    MOST_EXPERTS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
+    MOST_EXPERTS, ORDER_ROWS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
     UNPACK_WARPS, UnpackTask, tiles_across,
 };
 use super::tiles::{Fewest, TileDemand, TileKernels};
@@ -112,8 +112,8 @@ pub(in crate::gpu) struct LinearKernels {
     count_bytes: u32,
     /// Whether a kernel that multiplies may begin while the previous one ends.
     pub(super) early: bool,
-    /// Kernels for up to [`ROWS`] rows by the fast layout in the order of a plan of the sum, if
-    /// this GPU has them; grouped products then have the order of one split.
+    /// Kernels for up to [`ORDER_ROWS`] rows by the fast layout in the order of a plan of the sum,
+    /// if this GPU has them; grouped products then have the order of one split.
     pub(super) order: Option<OrderKernels>,
     /// The result of [`crossover`].
     pub(super) crossover: [u64; 2],
@@ -276,10 +276,13 @@ impl LinearKernels {
     }
 }
 
-/// Kernels that multiply in the order of a plan of the sum, for [`CLASSES`].
+/// Most rows of x of each kernel that multiplies few rows in the order of a plan of the sum.
+const ORDER_CLASSES: [u64; 3] = [FEW_ROWS, ROWS, ORDER_ROWS];
+
+/// Kernels that multiply up to [`ORDER_ROWS`] rows in the order of a plan of the sum.
 #[derive(Debug)]
 pub(super) struct OrderKernels {
-    kernels: [Multiply; 2],
+    kernels: Vec<(u64, Multiply)>,
     /// The last launch of these kernels, or of those for more rows.
     pub(super) last: LastLaunch,
 }
@@ -292,18 +295,18 @@ impl OrderKernels {
         }
         let prepare = |rows: u64| {
             let function = module.function(&format!("order_{rows}"))?;
-            Multiply::prepare(function, order_threads, order_bytes, others)
+            Ok((rows, Multiply::prepare(function, order_threads, order_bytes, others)?))
         };
-        let [few, most] = CLASSES.map(prepare);
-        let kernels = [few?, most?];
-        let fit = kernels.iter().all(|kernel| kernel.blocks > 0);
+        let kernels = ORDER_CLASSES.into_iter().map(prepare).collect::<Result<Vec<_>>>()?;
+        let fit = kernels.iter().all(|(_, kernel)| kernel.blocks > 0);
         Ok(fit.then(|| Self { kernels, last: LastLaunch::default() }))
     }
 
-    /// The kernel for `x_rows` rows of x, up to [`ROWS`], and the most rows that it multiplies.
-    pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
-        let mut all = CLASSES.into_iter().zip(&self.kernels);
-        all.find(|&(class, _)| x_rows <= class).expect("there are no more rows than ROWS")
+    /// The kernel for `x_rows` rows of x, up to [`ORDER_ROWS`], and the most rows that it
+    /// multiplies.
+    pub(super) fn of(&self, x_rows: u64) -> &(u64, Multiply) {
+        let mut all = self.kernels.iter();
+        all.find(|(class, _)| x_rows <= *class).expect("there are no more rows than ORDER_ROWS")
     }
 }
 

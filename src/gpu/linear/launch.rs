@@ -15,7 +15,8 @@ use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
 use super::prefetch::{NextReads, first_reads};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{
-    LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, PARTIAL_BYTES, PREFETCHES, ROWS, XMap,
+    LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, ORDER_ROWS, PARTIAL_BYTES, PREFETCHES,
+    ROWS, XMap,
 };
 use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
@@ -193,14 +194,18 @@ impl ProductLaunch {
 
     /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
     fn keeps_order_of(&self, rows: u64, splits: u64) -> bool {
-        rows == 0
-            || self.is_few(rows)
-            || self.keeps_order && self.staged.is_none() && splits <= WIDE_SPLITS
+        let keeps_order = self.keeps_order && self.staged.is_none();
+        rows == 0 || keeps_order && (rows <= ORDER_ROWS || splits <= WIDE_SPLITS)
     }
 
-    /// Whether the kernel for this many rows of x is that of [`Few`].
-    fn is_few(&self, rows: u64) -> bool {
-        self.keeps_order && self.staged.is_none() && rows <= ROWS
+    /// Whether the kernel for this many rows of x and these splits is that of [`Few`]. Its blocks
+    /// have all splits of a strip, and so load all of x. With more than [`ROWS`] rows another
+    /// kernel, whose blocks have a split each, is faster if it takes as many splits.
+    fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
+        let are_ones = splits.clone().all(|splits| splits <= 1);
+        let takes_more = are_ones || splits.any(|splits| splits > WIDE_SPLITS);
+        let most = if takes_more { ORDER_ROWS } else { ROWS };
+        self.keeps_order && self.staged.is_none() && rows <= most
     }
 
     /// Puts it on the stream, for at most [`ProductLaunch::most_rows`] rows; the first one's
@@ -227,8 +232,9 @@ impl ProductLaunch {
             let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
             (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
         }
-        let has_order = self.order.iter().any(|&at| outputs[at].splits > 0);
-        if let Some(order) = kernels.order.as_ref().filter(|_| has_order && self.is_few(x.rows)) {
+        let splits = self.wishes(outputs).map(|(_, splits)| splits);
+        let is_few = splits.clone().any(|splits| splits > 0) && self.is_few(x.rows, splits);
+        if let Some(order) = kernels.order.as_ref().filter(|_| is_few) {
             // SAFETY: the caller's promise.
             return unsafe { self.run_few(order, kernels.early, x, outputs, arguments, stream) };
         }
@@ -326,8 +332,8 @@ impl ProductLaunch {
         mut arguments: LinearLaunch,
         stream: &CudaStream,
     ) -> Result<()> {
-        let (class, kernel) = order.of(x.rows);
-        let few = Few::new(self.wishes(outputs), arguments.columns.into(), kernel.blocks);
+        let &(class, ref kernel) = order.of(x.rows);
+        let few = Few::new(self.wishes(outputs), arguments.columns.into(), class, kernel.blocks);
         (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
         arguments.few_each = (few.strips / few.blocks) as u32;
         arguments.few_more = (few.strips % few.blocks) as u32;
@@ -366,7 +372,8 @@ pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Opti
     encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
 }
 
-/// The map of up to [`ROWS`] rows of x: columns of a block, rows, blocks. `None` as in [`map_of`].
+/// The map of up to [`ORDER_ROWS`] rows of x: columns of a block, rows, blocks. `None` as in
+/// [`map_of`].
 fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
     let blocks = u64::from(columns) / SPLIT_COLUMNS;
     if blocks == 0 {

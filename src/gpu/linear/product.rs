@@ -101,7 +101,7 @@ impl Linear {
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
     /// and can be captured in a graph. Without rows there is no work. Contradictions in stored data
-    /// set `status`, and outputs then hold anything. Up to 16 rows with splits of the caller's do
+    /// set `status`, and outputs then hold anything. Up to 32 rows with splits of the caller's do
     /// not notice contradictions in the fast layout, which is made in GPU memory and never read
     /// from a file.
     ///

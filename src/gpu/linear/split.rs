@@ -1,6 +1,6 @@
 //! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
 
-use super::task::{MATRICES, STRIP_ROWS, tiles_across};
+use super::task::{MATRICES, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
 
 /// Every split of K but the last has a multiple of this many columns.
@@ -19,9 +19,11 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
         && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
 }
 
-/// Most splits of strips that a block multiplies at once, by up to [`ROWS`](super::task::ROWS) rows
-/// of x in the order of a plan of the sum.
+/// Most splits of strips that a block multiplies at once, by up to [`ROWS`] rows of x in the order
+/// of a plan of the sum.
 const FEW_UNITS: u64 = 6;
+/// The same for more rows of x: shared memory then has room for three stages or more.
+const FEW_UNITS_OF_MORE_ROWS: u64 = 4;
 /// Warps of such a block that bring data to the others, of which each unit has two.
 const FEW_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
@@ -35,7 +37,7 @@ pub(super) struct FewMatrix {
     pub(super) splits: u64,
     /// Length of each split but the last, in blocks of [`SPLIT_COLUMNS`].
     pub(super) length: u64,
-    /// Splits at once; if there are more than [`FEW_UNITS`], some at a time, in passes.
+    /// Splits at once; if there are more than units, some at a time, in passes.
     pub(super) pass_splits: u64,
     /// Most strips at once.
     pub(super) strips: u64,
@@ -55,17 +57,23 @@ pub(super) struct Few {
 }
 
 impl Few {
-    /// Plans the product by matrices with these rows and `columns` columns, on a GPU that runs
-    /// `blocks` blocks at once. Each matrix has the splits that a caller asks for, or 0 for the
-    /// fastest.
-    pub(super) fn new(shapes: impl Iterator<Item = (u64, u64)>, columns: u64, blocks: u32) -> Self {
+    /// Plans the product of up to `x_rows` rows by matrices with these rows and `columns` columns,
+    /// on a GPU that runs `blocks` blocks at once. Each matrix has the splits that a caller asks
+    /// for, or 0 for the fastest.
+    pub(super) fn new(
+        shapes: impl Iterator<Item = (u64, u64)>,
+        columns: u64,
+        x_rows: u64,
+        blocks: u32,
+    ) -> Self {
+        let most_units = if x_rows > ROWS { FEW_UNITS_OF_MORE_ROWS } else { FEW_UNITS };
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
             let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
             matrices.push(FewMatrix {
                 splits,
                 length: split_blocks(columns, splits),
-                pass_splits: splits.div_ceil(splits.div_ceil(FEW_UNITS)),
+                pass_splits: splits.div_ceil(splits.div_ceil(most_units)),
                 strips: 1,
                 first_strip: strips,
             });
@@ -75,13 +83,13 @@ impl Few {
         let most = strips.div_ceil(blocks);
         // Takes as many strips at once as there is room for, evenly.
         let at_once = |matrix: &FewMatrix| {
-            let room = FEW_UNITS / matrix.pass_splits;
-            if matrix.splits > FEW_UNITS { 1 } else { most.div_ceil(most.div_ceil(room)) }
+            let room = most_units / matrix.pass_splits;
+            if matrix.splits > most_units { 1 } else { most.div_ceil(most.div_ceil(room)) }
         };
         let units = matrices.iter().map(|matrix| at_once(matrix) * matrix.pass_splits);
         let units = units.max().unwrap_or(1);
         for matrix in &mut matrices {
-            if matrix.splits <= FEW_UNITS {
+            if matrix.splits <= most_units {
                 matrix.strips = units / matrix.pass_splits;
             }
         }
@@ -194,17 +202,19 @@ mod tests {
 
     #[test]
     fn splits_of_strips_are_shared_out_among_blocks() {
-        let of = |shapes: &[(u64, u64)], columns| {
-            let few = Few::new(shapes.iter().copied(), columns, 132);
+        let planned = |shapes: &[(u64, u64)], columns, x_rows| {
+            let few = Few::new(shapes.iter().copied(), columns, x_rows, 132);
             let each = few.matrices.iter();
             let each = each.map(|m| [m.splits, m.length, m.pass_splits, m.strips, m.first_strip]);
             ([few.units, few.pass_splits, few.strips, few.blocks], each.collect::<Vec<_>>())
         };
+        let of = |shapes: &[(u64, u64)], columns| planned(shapes, columns, 16);
         assert_eq!(of(&[(6144, 1)], 4096), ([2, 1, 192, 132], vec![[1, 64, 1, 2, 0]]));
         assert_eq!(of(&[(4096, 2)], 4096), ([2, 2, 128, 128], vec![[2, 32, 2, 1, 0]]));
         // Seven strips of a block in two rounds; splits in two passes.
         assert_eq!(of(&[(28_672, 1)], 4096), ([4, 1, 896, 132], vec![[1, 64, 1, 4, 0]]));
         assert_eq!(of(&[(5120, 10)], 25_600), ([5, 5, 160, 132], vec![[10, 40, 5, 1, 0]]));
+        assert_eq!(planned(&[(5120, 10)], 25_600, 32).1, [[10, 40, 4, 1, 0]]);
         let (all, each) = of(&[(1024, 2), (33, 3), (160, 10)], 4096);
         assert_eq!(all, [5, 5, 39, 39]);
         assert_eq!(each, [[2, 32, 2, 2, 0], [3, 22, 3, 1, 32], [10, 7, 5, 1, 34]]);

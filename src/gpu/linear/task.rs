@@ -26,6 +26,8 @@ pub(super) const PREFETCHES: usize = 4;
 pub(super) const ROWS: u64 = 16;
 /// Most rows of x of the smaller one of two kernels.
 pub(super) const FEW_ROWS: u64 = 8;
+/// Most rows of x that the kernels for few rows multiply in the order of a plan of the sum.
+pub(super) const ORDER_ROWS: u64 = 32;
 /// Bytes of an item's sums, for each [`ROWS`] rows of x.
 pub(super) const PARTIAL_BYTES: u64 = STRIP_ROWS * ROWS * 4;
 /// Warps per block of the kernels that count and pack; each has one tile.
