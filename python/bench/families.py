@@ -30,6 +30,7 @@ import resource
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -47,6 +48,10 @@ import df11
 
 #: Arguments of a model.
 Given = dict[str, Any]
+#: A class that makes models, and a model type.
+Kind = tuple[str, str]
+#: Sends the result of a type: class, type, where to send it, how many bytes it may allocate.
+Work = Callable[[str, str, Connection, int], None]
 #: Classes that make models, and lists of their model types; the first that has a type makes it.
 LISTS = {
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM",
@@ -79,8 +84,16 @@ MOST_WEIGHTS = 120_000_000
 
 
 def main() -> int:
+    libraries = "torch", "transformers"
+    return try_all(__doc__, work, listed(), libraries)
+
+
+def try_all(about: str | None, work: Work, known: list[Kind], libraries: Iterable[str]) -> int:
+    """Runs `work` for model types as the command line says, and writes the table. Returns how many
+    failed.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=about, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--rows", type=Path, help="where rows are kept; types there are not run")
@@ -92,20 +105,21 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     rows = kept(options.rows)
-    known = {row[0] for row in rows}
+    done = {row[0] for row in rows}
     wanted = [
         each
-        for each in listed()
-        if each[1] not in known and (not options.only or each[1] in options.only)
+        for each in known
+        if each[1] not in done and (not options.only or each[1] in options.only)
     ]
     with ThreadPool(options.jobs) as pool:
-        for row in pool.imap_unordered(lambda each: [each[1], *result(*each, options)], wanted):
+        said = pool.imap_unordered(lambda each: [each[1], *result(work, *each, options)], wanted)
+        for row in said:
             rows.append(row)
             print(" | ".join(row), flush=True)
             if options.rows:
                 with options.rows.open("a") as file:
                     print(json.dumps(row), file=file)
-    table = in_markdown(sorted(rows))
+    table = in_markdown(sorted(rows), libraries)
     if options.out:
         options.out.write_text(table)
     else:
@@ -119,7 +133,7 @@ def kept(path: Path | None) -> list[list[str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def listed() -> list[tuple[str, str]]:
+def listed() -> list[Kind]:
     """The class and the name of each model type that has a config: `FIRST`, then by lists."""
     found: dict[str, str] = {}
     for kind, names in LISTS.items():
@@ -134,19 +148,19 @@ def listed() -> list[tuple[str, str]]:
     return [(found[name], name) for name in sorted(found, key=order)]
 
 
-def in_markdown(rows: list[tuple[Any, ...]]) -> str:
+def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
     counts = {
         said: sum(row[1] == said for row in rows) for said in dict.fromkeys(r[1] for r in rows)
     }
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in libraries]
     told = ", ".join(f"{count} {said}" for said, count in counts.items())
-    lines = [f"{len(rows)} model types, {' and '.join(versions)}, on the CPU: {told}.", ""]
+    lines = [f"{len(rows)} model types, {', '.join(versions)}, on the CPU: {told}.", ""]
     lines += ["| model type | result | compressed parameters | note |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def result(kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
+def result(work: Work, kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
     """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     arguments = kind, name, theirs, int(options.memory * 1e9)
@@ -188,10 +202,13 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             else:
                 answer.send(("FAILED", told, "other outputs"))
         except BaseException as error:
-            place = traceback.extract_tb(error.__traceback__)[-1].name
-            text = f"{type(error).__name__} in {place}: {error}".replace("|", "/")
-            text = text.replace(f"{sys.prefix}/", "")
-            answer.send((stage, "", " ".join(text.split())[:160]))
+            answer.send((stage, "", in_words(error)))
+
+
+def in_words(error: BaseException) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1].name
+    text = f"{type(error).__name__} in {place}: {error}".replace("|", "/")
+    return " ".join(text.replace(f"{sys.prefix}/", "").split())[:160]
 
 
 def save(made: Any, name: str, folder: Path) -> None:
