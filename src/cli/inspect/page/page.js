@@ -197,13 +197,15 @@ function exponentChart() {
 // ---- tables ----
 function table(columns, rows) {
   const head = columns.map(([name, kind]) => make("th", { class: kind, scope: "col" }, name));
-  const body = rows.map((row) => make("tr", {}, ...row.map((cell, index) =>
-    make("td", { class: columns[index][1], "data-label": columns[index][0] }, ...parts(cell)))));
+  const cell = (text, [label, kind]) => make("td", { class: kind, "data-label": label },
+    ...(kind.includes("name") ? parts(text) : [text]));
+  const body = rows.map((row) =>
+    make("tr", {}, ...row.map((text, index) => cell(text, columns[index]))));
   return make("div", { class: "scroll" },
     make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
 }
 
-/** A text whose lines break after dots, before they break within a word. */
+/** A text whose lines break after dots rather than within a word. */
 function parts(text) {
   return text.split(/(?<=\.)(?=\D)/).flatMap((part, at) => (at ? [make("wbr", {}), part] : [part]));
 }
