@@ -45,6 +45,7 @@ NUMBERED = {"stage_names", "out_features", "out_indices"}
 #: Fields of some model types for which these rules find no value, or one that does not fit.
 FIXED: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_groups": 1},
+    "deepseek_v3": {"topk_method": "noaux_tc"},  # for vLLM, as published configs have it
     "gemma4_assistant": {"backbone_hidden_size": HIDDEN},
     "gemma4_unified_assistant": {"backbone_hidden_size": HIDDEN},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
