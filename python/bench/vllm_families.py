@@ -13,6 +13,7 @@ the logarithms of the likeliest tokens. Takes about half a minute a type and cor
 | identical | all tokens and logarithms are BF16's |
 | BF16 differs | a second engine with the BF16 model itself gives others |
 | no model | transformers makes no such model, or vLLM serves none in BF16 on a CPU |
+| refused | the plugin says that it does not serve the type |
 | FAILED | anything else |
 """
 
@@ -83,6 +84,8 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             else:
                 answer.send(("FAILED", "", "other tokens or logarithms"))
         except BaseException as error:
+            if stage == "FAILED" and str(error).startswith("df11 does not support"):
+                stage = "refused"
             answer.send((stage, "", in_words(error)))
 
 
