@@ -48,6 +48,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"topk_method": "noaux_tc"},  # for vLLM, as published configs have it
     "gemma4_assistant": {"backbone_hidden_size": HIDDEN},
     "gemma4_unified_assistant": {"backbone_hidden_size": HIDDEN},
+    "glm4_moe": {"head_dim": HIDDEN // HEADS},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "mamba2": {"head_dim": 2 * HIDDEN // HEADS},
     "mistral4": {"head_dim": 2 * SIZES["qk_rope_head_dim"]},
