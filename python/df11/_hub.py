@@ -3,10 +3,11 @@
 A local folder whose config names a dtype needs only `folder_of`. For others, one function of
 transformers resolves the files of a checkpoint. It knows the files of safetensors and PyTorch, and
 it alone receives the arguments of `from_pretrained`: revision, token, cache, subfolder. No
-extension point receives them, and a config may name no other file. So the first such model wraps
-that function. If asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the
-containers, passes their folder to the quantizer, and returns it. For all other files it does the
-same as before.
+extension point receives them, and a config may name no other file. So df11 wraps that function. If
+asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the containers, passes
+their folder to the quantizer, and returns it. For a local folder of containers whose config names
+another quantization it returns decoded tensors (`_foreign`). For all other files it does the same
+as before.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _wrap(owner: Any, name: str, replacement: _Replacement) -> None:
 
 def wrap_resolution() -> bool:
     """Makes transformers find containers. False if a release lacks the function; then only local
-    folders load.
+    folders load, and none whose config names another quantization.
     """
     from transformers import modeling_utils
 
@@ -78,7 +79,7 @@ def wrap_resolution() -> bool:
         source = arguments.get("pretrained_model_name_or_path")
         name = arguments.get("transformers_explicit_filename")
         if name != WEIGHTS or source is None:
-            return call()
+            return _of_others(source, arguments) or call()
         options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
@@ -86,6 +87,17 @@ def wrap_resolution() -> bool:
         return [os.fspath(folder / WEIGHTS)], None
 
     return wrap((modeling_utils, "_get_resolved_checkpoint_files", resolve)) is None
+
+
+def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None] | None:
+    """Files of a folder of containers that another library's quantizer loads; None for others."""
+    if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
+        return None
+    from ._foreign import decoded_files, folder_for_others
+
+    download = arguments.get("download_kwargs") or {}
+    folder = folder_for_others(source, download.get("subfolder"))
+    return None if folder is None else (decoded_files(folder), None)
 
 
 def folder_of(

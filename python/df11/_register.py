@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import unfit
-from ._hub import wrap
+from ._hub import wrap, wrap_resolution
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -97,10 +97,11 @@ def _refuse_container(source: Any) -> None:
 
 
 #: Modules, and the functions that register df11 when they are imported: the lists of quantizers;
-#: the module that reads configs, which transformers does before it knows any quantizer; and the
-#: module by which diffusers loads single files.
+#: the module that reads configs, which transformers does before it knows any quantizer; the one
+#: that finds files of weights; and the module by which diffusers loads single files.
 _MODULES: dict[str, Callable[[], object]] = {
     "transformers.configuration_utils": _explain_containers,
+    "transformers.modeling_utils": wrap_resolution,
     "transformers.quantizers.auto": lambda: importlib.import_module("df11._quantizer"),
     "diffusers.quantizers.auto": lambda: importlib.import_module("df11._diffusers"),
     "diffusers.loaders.single_file_model": lambda: importlib.import_module(

@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 import vllm_layers
 from torch import multiprocessing
 from weights import container_of
@@ -41,4 +42,6 @@ def failures(
 
 @pytest.mark.parametrize("case", vllm_layers.CASES)
 def test_layers(failures: dict[str, str], case: str) -> None:
+    if case == "experts" and not hasattr(torch.ops._C, "silu_and_mul"):
+        pytest.skip("this build of vLLM has no activation of experts for CPUs")
     assert failures.get(case) is None, failures[case]

@@ -336,8 +336,7 @@ pub(super) fn little_to_code<'a>(
     ))
 }
 
-/// Notes that transformers would not find compressed weights, because a configuration names another
-/// quantization.
+/// Notes that a configuration names another quantization, and what that means for loading.
 fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     if side.length > MAX_CONFIG_BYTES {
         return Ok(None);
@@ -346,17 +345,23 @@ fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     let Ok(config) = serde_json::from_slice::<Value>(&bytes) else { return Ok(None) };
     let Some(named) = config.get("quantization_config") else { return Ok(None) };
     let method = named.get("quant_method").and_then(Value::as_str);
-    let remedy = match method {
+    let outcome = match method {
         Some("df11") => return Ok(None),
-        Some(_) => {
-            "compress the BF16 model that it was made from to get one that loads; df11 decompress \
-            restores this one, byte for byte"
+        Some(_) if config.get("_class_name").is_none() => {
+            "transformers loads such a folder by that quantization's own code, and decodes all \
+            weights meanwhile; vLLM does not load it"
         }
-        None => "remove it from the file to get a folder that loads",
+        Some(_) => {
+            "diffusers will not load the compressed weights; compress the BF16 model that it was \
+            made from to get one that loads; df11 decompress restores this one, byte for byte"
+        }
+        None => {
+            "from_pretrained of transformers will not load the compressed weights; remove it from \
+            the file to get a folder that loads"
+        }
     };
     Ok(Some(format!(
-        "{} already has a quantization_config ({}), which df11 keeps: from_pretrained of \
-        transformers will not load the compressed weights; {remedy}",
+        "{} already has a quantization_config ({}), which df11 keeps: {outcome}",
         side.path,
         method.unwrap_or("without a method")
     )))

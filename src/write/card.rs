@@ -64,19 +64,25 @@ struct Class {
 }
 
 impl Class {
-    /// Reads it from a config.json with the mark of this compression. `None` for a model that
-    /// neither transformers nor diffusers loads by itself.
+    /// Reads it from a config.json with the mark of this compression, or with the name of another
+    /// quantization, by whose code transformers loads the model. `None` for a model that neither
+    /// transformers nor diffusers loads by itself.
     fn read(folder: &Path) -> Option<Self> {
         let bytes = read_regular(&folder.join(CONFIG), MAX_SIDE_BYTES).ok()?;
         let json: Value = serde_json::from_slice(&bytes).ok()?;
-        unmark(&bytes)?;
+        let is_of_another = unmark(&bytes).is_none();
+        if is_of_another {
+            json["quantization_config"]["quant_method"].as_str().filter(|name| *name != "df11")?;
+        }
         let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);
         if let Some(name) = name(&json["_class_name"]) {
-            return Some(Self { library: "diffusers", name, is_served: false });
+            let class = Self { library: "diffusers", name, is_served: false };
+            return (!is_of_another).then_some(class);
         }
         let architecture = name(&json["architectures"][0]).unwrap_or_default();
         let is_causal = architecture.ends_with("ForCausalLM");
-        let is_served = is_causal || architecture.ends_with("ForConditionalGeneration");
+        let is_language = is_causal || architecture.ends_with("ForConditionalGeneration");
+        let is_served = is_language && !is_of_another;
         // The code of a custom class is in the model's own folder.
         let is_custom = json.get("auto_map").is_some();
         let name = match architecture {

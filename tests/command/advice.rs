@@ -7,7 +7,7 @@ use df11::Dtype;
 
 use crate::{
     command::{Folder, text},
-    container::{Item, weights_file},
+    container::{Item, normal_weights, weights_file},
 };
 
 /// A file of some weights of 16 bits that compress, or of their bytes as another dtype.
@@ -88,20 +88,42 @@ fn a_config_with_another_quantization_is_told_at_once() {
         let weights = weights("a", Dtype::BF16, 1 << 16);
         folder(&[("model.safetensors", weights), ("config.json", config.into())])
     };
-    for (config, part) in [
-        (r#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#, "(fp8)"),
-        (r#"{"model_type":"llama","quantization_config":null}"#, "(without a method)"),
+    let fp8 = r#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#;
+    let null = r#"{"model_type":"llama","quantization_config":null}"#;
+    let image = r#"{"_class_name":"Flux","quantization_config":{"quant_method":"torchao"}}"#;
+    for (config, part, outcome) in [
+        (fp8, "(fp8)", "decodes all weights meanwhile; vLLM does not load it"),
+        (null, "(without a method)", "transformers will not load the compressed weights"),
+        (image, "(torchao)", "diffusers will not load the compressed weights"),
     ] {
         let folder = of(config);
         for line in LINES {
             let (_, told) = said(&folder, line);
             assert!(told.contains("config.json already has a quantization_config"), "{told}");
-            assert!(told.contains(part) && told.contains("will not load"), "{told}");
+            assert!(told.contains(part) && told.contains(outcome), "{told}");
         }
         let copied = fs::read_to_string(folder.path("model.df11/config.json"));
         assert!(copied.is_err() || copied.unwrap() == config);
     }
     of(r#"{"model_type":"llama"}"#).good("estimate model");
+}
+
+/// gpt-oss as it is published: experts in MXFP4, of which nothing is a float.
+#[test]
+fn a_model_in_mxfp4_is_loaded_by_transformers_and_says_so() {
+    let config = r#"{"model_type":"gpt_oss","architectures":["GptOssForCausalLM"],
+        "quantization_config":{"quant_method":"mxfp4"}}"#;
+    let items = [
+        Item::raw("q.weight", Dtype::BF16, &[256, 128], normal_weights(256 * 128, 7)),
+        Item::raw("experts.down_proj_blocks", Dtype::U8, &[1 << 15], vec![7; 1 << 15]),
+    ];
+    let folder = folder(&[("config.json", config.into())]);
+    folder.weights("model/model.safetensors", &items);
+    let (answer, told) = said(&folder, "compress model");
+    assert!(told.contains("(mxfp4)") && told.contains("by that quantization's own code"), "{told}");
+    assert!(answer.contains("AutoModelForCausalLM.from_pretrained(\"model-df11\""), "{answer}");
+    let card = fs::read_to_string(folder.path("model-df11/README.md")).unwrap();
+    assert!(card.contains("from_pretrained") && !card.contains("vllm serve"), "{card}");
 }
 
 /// An entry `models--org--name` as the library of the Hub lays it out in a cache.

@@ -213,8 +213,7 @@ fn nothing_is_cut_off() {
         for (const each of document.querySelectorAll("main *, header *")) {
             const box = each.getBoundingClientRect();
             const isWide = !each.closest("svg") && each.scrollWidth > each.clientWidth + 1
-                && each.clientWidth > 0 && getComputedStyle(each).display !== "inline"
-                && each.tagName !== "INPUT";
+                && each.clientWidth > 0 && getComputedStyle(each).display !== "inline";
             if (box.right > innerWidth + 1 || box.left < -1 || isWide)
                 out.push(`${each.tagName} ${each.textContent.slice(0, 30)}`);
         }

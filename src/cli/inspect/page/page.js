@@ -37,8 +37,9 @@ const draw = maker("http://www.w3.org/2000/svg");
 // ---- sizes ----
 function tiles(of) {
   const stored = of.container_bytes;
+  const sizes = [of.original_bytes, stored].map((each) => bytes(each).replace(" ", "\u00a0"));
   const all = [
-    [`${bytes(of.original_bytes)} → ${bytes(stored)}`, "original files → containers"],
+    [sizes.join(" → "), "original files → containers"],
     [of.original_bytes ? percent(stored / of.original_bytes) : "–", "of the original size"],
     [bytes(Math.max(0, of.original_bytes - stored)), "saved"],
     [bits(of.total.bits_per_weight), "bits per weight, of 16"],
@@ -196,10 +197,17 @@ function exponentChart() {
 // ---- tables ----
 function table(columns, rows) {
   const head = columns.map(([name, kind]) => make("th", { class: kind, scope: "col" }, name));
-  const body = rows.map((row) => make("tr", {}, ...row.map((cell, index) =>
-    make("td", { class: columns[index][1], "data-label": columns[index][0] }, cell))));
+  const cell = (text, [label, kind]) => make("td", { class: kind, "data-label": label },
+    ...(kind.includes("name") ? parts(text) : [text]));
+  const body = rows.map((row) =>
+    make("tr", {}, ...row.map((text, index) => cell(text, columns[index]))));
   return make("div", { class: "scroll" },
     make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body)));
+}
+
+/** A text whose lines break after dots rather than within a word. */
+function parts(text) {
+  return text.split(/(?<=\.)(?=\D)/).flatMap((part, at) => (at ? [make("wbr", {}), part] : [part]));
 }
 
 /** Shows the rows of tables as lists if their columns do not fit. */

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Which families vLLM serves from compressed folders with BF16's tokens, on the CPU.
+
+    python bench/vllm_families.py --rows vllm.jsonl --out vllm.md   # all; goes on where it was
+    python bench/vllm_families.py --only qwen3_next,gpt_oss         # some
+
+For each model type of transformers' causal language models that vLLM has a class of its own for,
+an engine serves a small seeded model in BF16, twice, and its compressed folder: three prompts, with
+the logarithms of the likeliest tokens. Takes about half a minute a type and core.
+
+| result | meaning |
+|---|---|
+| identical | all tokens and logarithms are BF16's |
+| same tokens | all tokens are BF16's, and logarithms differ |
+| BF16 differs | a second engine with the BF16 model itself gives others |
+| no model | transformers makes no such model, or vLLM serves none in BF16 on a CPU |
+| refused | the plugin says that it does not serve the type |
+| FAILED | anything else |
+"""
+
+import gc
+import os
+import resource
+import tempfile
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+#: Of engines in this process: no server, kernels as they are, little memory, no word to anybody.
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+os.environ.update(SETTINGS)
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from families import Kind, in_words, listed, save, try_all  # noqa: E402
+from transformers.models.auto import modeling_auto  # noqa: E402
+from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa: E402
+
+import df11  # noqa: E402
+
+PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
+SAMPLING = SamplingParams(
+    temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=8
+)
+
+
+def main() -> int:
+    return try_all(__doc__, work, known(), ("torch", "transformers", "vllm-cpu"))
+
+
+def known() -> list[Kind]:
+    """The types whose class vLLM has too."""
+    architectures = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    served = ModelRegistry.get_supported_archs()
+    return [each for each in listed() if architectures.get(each[1]) in served]
+
+
+def work(kind: str, name: str, answer: Connection, memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    torch.set_num_threads(1)
+    torch._dynamo.config.disable = True
+    stage = "no model"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
+            with torch.no_grad():
+                save(getattr(transformers, kind), name, bf16)
+            expected, again = serve(bf16), serve(bf16)
+            stage = "FAILED"
+            df11.compress(bf16, compressed, progress=False)
+            found = serve(compressed)
+            if found == expected:
+                answer.send(("identical", "", ""))
+            elif again != expected:
+                answer.send(("BF16 differs", "", ""))
+            elif [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]:
+                answer.send(("same tokens", "", ""))
+            else:
+                answer.send(("FAILED", "", "other tokens"))
+        except BaseException as error:
+            if stage == "FAILED" and str(error).startswith("df11 does not support"):
+                stage = "refused"
+            answer.send((stage, "", in_words(error)))
+
+
+def serve(folder: Path) -> Any:
+    """Tokens of each prompt, and the logarithms of the likeliest at each place."""
+    llm = LLM(
+        str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
+        dtype="bfloat16", enforce_eager=True,
+    )  # fmt: skip
+    answers = [one.outputs[0] for one in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+    return [
+        (list(one.token_ids), [{at: each.logprob for at, each in at_once.items()}
+                               for at_once in one.logprobs])
+        for one in answers
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,79 @@
+"""Compressed folders whose config names another quantization, such as MXFP4 or FP8.
+
+Their quantizer loads the model as without df11: it gets each tensor as the checkpoint had it,
+decoded when the loader asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from . import _native
+from ._arrays import known_dtype_of
+from ._container import Handed
+
+#: Files of weights that transformers would load without df11.
+_ORDINARY = ("*.safetensors", "*.bin", "*.gguf")
+
+
+class _File(str):
+    """The path of a file that exists as long as this object."""
+
+    handed: Handed
+
+
+class _Decoded:
+    """A tensor that is decoded each time a loader asks for its values."""
+
+    def __init__(self, stored: Any, name: str) -> None:
+        self._stored = stored
+        self.dtype = known_dtype_of(name, stored.dtype)
+
+    def get_shape(self) -> list[int]:
+        return list(self._stored.shape)
+
+    def get_dtype(self) -> str:
+        return str(self._stored.dtype)
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def __getitem__(self, key: Any) -> Tensor:
+        values: Tensor = self._stored.torch()
+        return values if key is ... else values[key]
+
+
+def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> Path | None:
+    """The folder, if it is local, holds no other weights than containers, and its config names
+    another quantization than df11's.
+    """
+    folder = Path(source, subfolder or "")
+    config = folder / "config.json"
+    if not config.is_file() or next(folder.glob("*.df11"), None) is None:
+        return None
+    if any(next(folder.glob(kind), None) for kind in _ORDINARY):
+        return None
+    said = json.loads(config.read_text(encoding="utf-8")).get("quantization_config") or {}
+    return folder if said.get("quant_method", "df11") != "df11" else None
+
+
+def decoded_files(folder: Path) -> list[str]:
+    """A file of weights for transformers' loader, which gives the tensors of the containers."""
+    container = _native.open(folder)
+    container.check_complete()
+    tensors = {name: _Decoded(container[name], name) for name in container}
+    handed = Handed(tensors, None, once=False)  # the first load may only look for a dtype
+    file = _File(handed.file)
+    file.handed = handed
+    warnings.warn(
+        f"df11: {folder} is compressed beside another quantization, whose quantizer loads it: it "
+        "decodes all weights, which take as much memory as without df11",
+        stacklevel=2,
+    )
+    return [file]
