@@ -1,6 +1,7 @@
 """Adapters on compressed weights: losses, gradients and merged weights are those of BF16."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,32 @@ def test_merging_keeps_what_the_adapter_does_not_change(tmp_path: Path) -> None:
     assert index["weight_map"].keys() == after.keys()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"adapter", "back", "bf16", "df11", "merged"}
+
+
+def test_merging_keeps_weights_beside_the_containers(tmp_path: Path, folders: Folders) -> None:
+    """Such as a trained head, which the containers lack."""
+    from safetensors.torch import save_file
+
+    kind = transformers.AutoModelForSequenceClassification
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = kind.from_pretrained(folders.df11("llama"), device_map="cpu", num_labels=3)
+    source, adapter = tmp_path / "source", tmp_path / "adapter"
+    model.save_pretrained(source)
+    assert (source / "df11.safetensors").exists()
+    wanted = adapted(model, task_type=None)
+    wanted.save_pretrained(adapter)
+    df11.merge_adapter(source, adapter, tmp_path / "merged")
+    merged = kind.from_pretrained(tmp_path / "merged", device_map="cpu")
+    assert torch.equal(merged.score.weight, model.score.weight)
+    assert not (tmp_path / "merged/df11.safetensors").exists()
+    logits = merged(prompt()).logits
+    assert torch.allclose(logits.float(), wanted(prompt()).logits.float(), atol=0.05)
+    save_file({"model.norm.weight": torch.ones(128)}, source / "df11.safetensors")
+    with pytest.raises(ValueError, match=r"model\.norm\.weight, which the containers hold too"):
+        df11.merge_adapter(source, adapter, tmp_path / "again")
+    with pytest.raises(df11.ParameterError, match=r"no local folder.*fetch it first"):
+        df11.merge_adapter("s3://models/source", adapter, tmp_path / "again")
 
 
 def test_merging_into_another_dtype_is_refused(tmp_path: Path) -> None:

@@ -264,6 +264,37 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
     assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
 
 
+def test_a_save_takes_side_files_from_a_store(bucket: str, tmp_path: Path) -> None:
+    """And containers stay in their subfolders."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    source, made = tmp_path / "source", tmp_path / "made"
+    (source / "deep").mkdir(parents=True)
+    safetensors.save_file(
+        torch.nn.Linear(256, 512).bfloat16().state_dict(), source / "deep/model.safetensors"
+    )
+    (source / "deep/config.json").write_text('{"model_type": "llama"}')
+    (source / "notes.txt").write_text("some notes")
+    df11.compress(source, made, progress=False)
+    upload(bucket, made, "whole")
+
+    def save(name: str) -> dict[str, bytes]:
+        module = torch.nn.Linear(256, 512).bfloat16()
+        df11.save(df11.attach(module, "s3://models/whole", device="cpu"), tmp_path / name)
+        return files(tmp_path / name)
+
+    assert save("saved") == files(made)
+    assert not df11.verify(tmp_path / "saved", progress=False).unchecked
+    put(f"{bucket}/models/whole/notes.txt", b"other")
+    with pytest.warns(UserWarning, match=r"notes\.txt in s3://models/whole was changed"):
+        assert save("changed") == {**files(made), "notes.txt": b"other"}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
 def test_names_are_far_in_any_case_and_tell_no_password() -> None:
     url = "HTTPS://user:pa/ss@host/m?X-Amz-Signature=sig"
     with pytest.raises(df11.ParameterError, match=r"^HTTPS://host/m takes no revision"):

@@ -51,14 +51,11 @@ pub(super) struct TemporaryFile {
 }
 
 impl TemporaryFolder {
-    /// Makes a folder in `parent` that this user alone may enter. Removes there what killed runs
-    /// left before.
+    /// Makes a folder in `parent` that this user alone may enter.
     ///
     /// # Errors
     /// [`Error::Io`] if `parent` cannot be written.
     pub fn new_in(parent: &Path) -> Result<Self> {
-        // A parent that cannot be listed may be one that can be written.
-        let _ = remove_leftovers(parent);
         locked_folder(parent, &builder(0o700))
     }
 
@@ -366,8 +363,8 @@ mod tests {
         assert_eq!(leftovers(folder.path()).unwrap(), [], "it is in use");
     }
 
-    /// Each run removes leftovers before it makes its folder, and may meet one that another has made
-    /// and not locked yet.
+    /// Each run removes leftovers before it makes its folder, and may meet one that another has
+    /// made and not locked yet.
     #[test]
     fn runs_that_begin_at_once_keep_their_folders() {
         let parent = tempfile::tempdir().unwrap();
@@ -375,6 +372,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..200 {
+                        remove_leftovers(parent.path()).unwrap();
                         let folder = TemporaryFolder::new_in(parent.path()).unwrap();
                         fs::write(folder.path().join("file"), "x").unwrap();
                     }
