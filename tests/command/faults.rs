@@ -195,11 +195,12 @@ fn a_doctor_that_is_killed_leaves_what_the_next_run_removes() {
     let fixture = Fixture::new();
     fs::create_dir(fixture.path("place")).unwrap();
     // Where it removes its files.
-    let kill = "unlinkat,rmdir:signal=KILL:when=1";
-    inject(&fixture, &[kill], &format!("doctor --folder {}", fixture.arg("place")));
+    let kill = ["-etrace=unlinkat,rmdir", "-einject=unlinkat,rmdir:signal=KILL:when=1"];
+    let line = format!("doctor --folder {}", fixture.arg("place"));
+    trace(&fixture, &kill.map(str::to_owned), &line);
     let left = names(&fixture.path("place"));
     assert_eq!(left.len(), 1, "{left:?}");
-    let told = fixture.json(&format!("doctor --folder {}", fixture.arg("place")));
+    let told = fixture.json(&line);
     assert!(told["checks"]["leftovers"].to_string().contains(&left[0]), "{told}");
     fixture.good("compress model -o place/model.df11");
     assert_eq!(names(&fixture.path("place")), ["model.df11"]);
