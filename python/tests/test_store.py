@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -264,7 +265,7 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
     assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
 
 
-def test_a_save_takes_side_files_from_a_store(bucket: str, tmp_path: Path) -> None:
+def test_a_save_takes_side_files_from_a_store(hub: Hub, tmp_path: Path) -> None:
     """And containers stay in their subfolders."""
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
@@ -276,18 +277,19 @@ def test_a_save_takes_side_files_from_a_store(bucket: str, tmp_path: Path) -> No
     (source / "deep/config.json").write_text('{"model_type": "llama"}')
     (source / "notes.txt").write_text("some notes")
     df11.compress(source, made, progress=False)
-    upload(bucket, made, "whole")
 
-    def save(name: str) -> dict[str, bytes]:
+    def save(name: str, served: Path) -> dict[str, bytes]:
+        hub.repositories["org/open"] = Repository(served)
         module = torch.nn.Linear(256, 512).bfloat16()
-        df11.save(df11.attach(module, "s3://models/whole", device="cpu"), tmp_path / name)
+        df11.save(df11.attach(module, "hf://org/open", device="cpu"), tmp_path / name)
         return files(tmp_path / name)
 
-    assert save("saved") == files(made)
+    assert save("saved", made) == files(made)
     assert not df11.verify(tmp_path / "saved", progress=False).unchecked
-    put(f"{bucket}/models/whole/notes.txt", b"other")
-    with pytest.warns(UserWarning, match=r"notes\.txt in s3://models/whole was changed"):
-        assert save("changed") == {**files(made), "notes.txt": b"other"}
+    changed = shutil.copytree(made, tmp_path / "changed")
+    (changed / "notes.txt").write_text("other")
+    with pytest.warns(UserWarning, match=r"notes\.txt in hf://org/open was changed"):
+        assert save("again", changed) == files(changed)
 
 
 def files(folder: Path) -> dict[str, bytes]:
