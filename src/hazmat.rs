@@ -31,8 +31,8 @@ pub use crate::{
     paths::{PENDING, check_local, check_path, is_far, shown},
     source::hub_cache::{Located, locate},
     write::{
-        Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable, copy,
-        earlier_containers, leftovers, remove_leftovers, write_file,
+        Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable,
+        container_path, copy, earlier_containers, leftovers, remove_leftovers, write_file,
     },
 };
 

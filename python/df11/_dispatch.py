@@ -205,7 +205,8 @@ def _views(
         return None
     several = [like_pattern] if isinstance(like_pattern, Tensor) else like_pattern
     memory = pattern.untyped_storage()._cdata
-    if any(one.dtype != pattern.dtype or one.untyped_storage()._cdata != memory for one in several):
+    plain = pattern.dtype, False, memory
+    if any((one.dtype, one.is_neg(), one.untyped_storage()._cdata) != plain for one in several):
         return None
     known = [view for one in several if (view := view_of(one, columns)) is not None]
     if len(known) < len(several):

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._container import in_both, is_there, naming
 from ._errors import unfit
+from ._hub import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
 from ._report import Report
 
 _ADAPTER = "adapter_config.json"
-_WEIGHTS = ".safetensors"
+_SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
 
 
@@ -37,17 +39,19 @@ def merge_adapter(
 
     `source` is a compressed folder, `adapter` a folder that PEFT's `save_pretrained` wrote, and
     `out` the new compressed folder. Changed weights equal the result of `merge_and_unload()` on the
-    BF16 model. All other weights, also ones that the model's class does not know, and the side
-    files stay the same. Takes the host memory of the BF16 model, and twice that on the disk of
-    `out`. `overwrite` and `progress` are as in `df11.compress`.
+    BF16 model. All other weights, also ones that the model's class does not know or that lie beside
+    the containers, and the side files stay the same. Takes the host memory of the BF16 model, and
+    twice that on the disk of `out`. `overwrite` and `progress` are as in `df11.compress`.
 
-    Raises `ParameterError` if `adapter` is no adapter, or `out` exists and `overwrite` is not
-    given; `ValueError` if the adapter changes weights whose stored dtype is not the one that it
-    computes.
+    Raises `ParameterError` if `adapter` is no adapter, `source` is no local folder, or `out` exists
+    and `overwrite` is not given; `ValueError` if the adapter changes weights whose stored dtype is
+    not the one that it computes.
     """
     import peft
     import transformers
 
+    if is_far(source):
+        raise unfit(f"{source} is no local folder", "fetch it first, and name the folder")
     source, adapter, out = Path(source), Path(adapter), Path(out)
     if not (adapter / _ADAPTER).is_file():
         raise unfit(f"{adapter} has no {_ADAPTER}", "save the adapter by save_pretrained()")
@@ -56,6 +60,7 @@ def merge_adapter(
     with TemporaryFolder(out.absolute().parent) as folder:
         bf16, merged = folder / "bf16", folder / "merged"
         decompress(source, bf16, progress=progress)
+        _take_added(source / WEIGHTS, bf16)
         config = json.loads((bf16 / "config.json").read_text())
         kind = getattr(transformers, config["architectures"][0])
         base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
@@ -65,9 +70,24 @@ def merge_adapter(
         del base, model
         _take_over(bf16, merged, tied)
         for path in merged.iterdir():
-            if path.is_file() and not path.name.endswith((_WEIGHTS, _INDEX)):
+            if path.is_file() and not path.name.endswith((_SUFFIX, _INDEX)):
                 shutil.copyfile(path, bf16 / path.name)
         return compress(bf16, out, overwrite=overwrite, progress=progress)
+
+
+def _take_added(added: Path, checkpoint: Path) -> None:
+    """Writes the weights from beside the containers, if any, into a file of a checkpoint."""
+    if not is_there(added):
+        return
+    with naming(added):
+        tensors, _ = _read(added)
+    places = _Checkpoint(checkpoint).places
+    if doubled := next((name for name in tensors if name in places), None):
+        raise in_both(added, doubled)
+    file = _files(checkpoint)[-1]
+    others, metadata = _read(file)
+    _write(file, {**others, **tensors}, metadata)
+    _tell_index(file, tensors)
 
 
 def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
@@ -124,7 +144,7 @@ class _Checkpoint:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.rglob(f"*{_WEIGHTS}"))
+    return sorted(folder.rglob(f"*{_SUFFIX}"))
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:

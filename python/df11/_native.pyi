@@ -199,6 +199,8 @@ class Model(Mapping[str, Tensor]):
         """
     shards: Final[list[dict[str, Any]]]
     """The open containers: `path`, `index`, `count` and `bytes` of each."""
+    container_paths: Final[list[str]]
+    """Their paths in the folder of the model."""
     weights_files: Final[list[str]]
     side_files: Final[list[str]]
     """Paths of the other original files in the containers."""
@@ -214,8 +216,9 @@ class Model(Mapping[str, Tensor]):
         self, out: _Path, beside: _Path | None = None, *, containers: bool = True
     ) -> list[str]:
         """Write the open containers (unless `containers` is False) and the side files in `beside`
-        to a new folder `out`. Returns the paths of changed side files. Raises `ParameterError` if
-        one is a link that leads out of `beside`, or if an open container was overwritten in place.
+        (default: in the containers' folder; from beyond a network they are fetched) to a new folder
+        `out`. Returns the paths of changed side files. Raises `ParameterError` if one is a link
+        that leads out of `beside`, or if an open container was overwritten in place.
         """
     def read_ahead(self, names: Sequence[str]) -> ReadAhead:
         """Fetches tensors ahead of reads in this order, until the result is dropped. Does nothing

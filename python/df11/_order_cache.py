@@ -72,7 +72,10 @@ class OrderCache:
 
     def _read(self) -> dict[str, tuple[int, bool]]:
         try:
-            if self.file is None or self.file.stat().st_size > _MOST_BYTES:
+            # A pipe or a device might have no end.
+            if self.file is None or not self.file.is_file():
+                return {}
+            if self.file.stat().st_size > _MOST_BYTES:
                 return {}
             held = json.loads(self.file.read_bytes())
             if held["about"] != json.loads(json.dumps(self.about)):

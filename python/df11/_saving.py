@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -60,7 +61,7 @@ def save(model: Any, folder: str | Path) -> None:
     modules_loaded = rooted(model)
     if not modules_loaded:
         raise ValueError("the model has no compressed weights of df11")
-    paths = [name for _, _, origin in modules_loaded for name in _names(origin)]
+    paths = [path for *_, origin in modules_loaded for path in origin.container.container_paths]
     if len(set(paths)) < len(paths):
         raise ValueError(
             "containers of the model's modules have the same names; save each module by itself"
@@ -122,15 +123,6 @@ def _listed(names: list[str]) -> str:
     return f"the model has {', '.join(names[:3])}{more}"
 
 
-def _names(origin: Origin) -> list[str]:
-    """The paths of the containers in the folder of the model."""
-    container = origin.container
-    paths = [Path(shard["path"]) for shard in container.shards]
-    root = Path(container.path)
-    is_folder = all(path.is_relative_to(root) and path != root for path in paths)
-    return [path.relative_to(root).as_posix() if is_folder else path.name for path in paths]
-
-
 def _bring(
     origin: Origin,
     place: Path,
@@ -141,16 +133,16 @@ def _bring(
     kept: Iterable[str] = (),
 ) -> None:
     """Copies a model's containers, and the side files beside them or beside their BF16 weights, to
-    `files`. Does not replace existing files. Files named in `kept` stay in `place`. Warns of
-    changed side files, unless they will be `rewritten`.
+    `files`; from beyond a network side files are fetched. Does not replace existing files. Files
+    named in `kept` stay in `place`. Warns of changed side files, unless they will be `rewritten`.
     """
     was_open = origin.held is not None
-    path = Path(origin.path)
-    beside = path if path.is_dir() else None
+    beside = origin.path if Path(origin.path).is_dir() else None
     changed = origin.container.copy(place, beside, containers=containers)
     for name in set(changed).difference(rewritten):
         warnings.warn(
-            f"{path / name} was changed after the model was compressed; the copy has the change",
+            f"{name} in {origin.path} was changed after the model was compressed; the copy has the "
+            "change",
             stacklevel=2,
         )
     _move(place, files, kept)
@@ -191,6 +183,8 @@ def _staged(folder: str | Path) -> Iterator[tuple[Path, Path]]:
 
 #: The `save_pretrained` of a library, of a folder and its options.
 Library = Callable[..., None]
+#: Held while a library writes.
+_LIBRARY = threading.Lock()
 #: Options about the layout of weights in files.
 _OF_FILES = ("max_shard_size", "save_original_format")
 
@@ -235,7 +229,7 @@ def save_model(
         _by_library(model, library, files, options, fill)
         mark_config(files / _CONFIG)
         _keep_originals(model, stage / "copy", files)
-        names = [] if is_anew else _names(origin)
+        names = [] if is_anew else origin.container.container_paths
         identity = _native.open(files).identity if is_anew else origin.container.identity
         install(stage, folder, set(names), identity)
 
@@ -282,13 +276,16 @@ def _by_library(
     options: dict[str, Any],
     fill: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Lets the library write its files, with the tensors that `fill` gives."""
+    """Lets the library write its files, with the tensors that `fill` gives. The quantizer holds
+    `fill` meanwhile, so other threads that save the model wait.
+    """
     quantizer = model.hf_quantizer
-    quantizer.saving = lambda: fill() or {}
-    try:
-        library(os.fspath(files), **options)
-    finally:
-        quantizer.saving = None
+    with _LIBRARY:
+        quantizer.saving = lambda: fill() or {}
+        try:
+            library(os.fspath(files), **options)
+        finally:
+            quantizer.saving = None
 
 
 def _anew(

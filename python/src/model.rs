@@ -154,6 +154,13 @@ impl Model {
         shards.collect()
     }
 
+    /// Paths of the containers in the folder of the model, in the order of the shards.
+    #[getter]
+    fn container_paths(&self) -> Vec<String> {
+        let shards = self.inner.shards().iter();
+        shards.map(|shard| df11::hazmat::container_path(&self.inner, shard)).collect()
+    }
+
     #[getter]
     fn weights_files(&self) -> Vec<String> {
         self.files(true)

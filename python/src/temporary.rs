@@ -22,7 +22,12 @@ pub(crate) struct TemporaryFolder {
 impl TemporaryFolder {
     #[new]
     fn new(py: Python<'_>, parent: PathBuf) -> PyResult<Self> {
-        let folder = py.detach(|| hazmat::TemporaryFolder::new_in(&parent)).or_raise(py)?;
+        let folder = py.detach(|| {
+            // A parent that cannot be listed may be one that can be written.
+            let _ = hazmat::remove_leftovers(&parent);
+            hazmat::TemporaryFolder::new_in(&parent)
+        });
+        let folder = folder.or_raise(py)?;
         let (path, held) = (folder.path().to_owned(), Mutex::new(Some(folder)));
         Ok(Self { path, held, process: process::id() })
     }

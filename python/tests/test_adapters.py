@@ -317,6 +317,29 @@ def test_merging_keeps_what_the_adapter_does_not_change(tmp_path: Path) -> None:
     assert left == {"adapter", "back", "bf16", "df11", "merged"}
 
 
+def test_merging_keeps_weights_beside_the_containers(tmp_path: Path, folders: Folders) -> None:
+    """Such as a trained head, which the containers lack."""
+    from safetensors.torch import save_file
+
+    model, source, adapter = load(folders.df11("llama")), tmp_path / "source", tmp_path / "adapter"
+    model.extra = torch.nn.Linear(3, 2)
+    model.save_pretrained(source)
+    assert (source / "df11.safetensors").exists()
+    adapted(load(folders.bf16("llama"))).save_pretrained(adapter)
+    df11.merge_adapter(source, adapter, tmp_path / "merged")
+    merged = df11.torch.load_file(tmp_path / "merged")
+    for name, value in model.extra.state_dict().items():
+        assert torch.equal(merged.pop(f"extra.{name}"), value)
+    assert merged.keys() == model.state_dict().keys() - {"extra.weight", "extra.bias"}
+    assert not torch.equal(merged[WEIGHT], model.get_parameter(WEIGHT).decode())
+    assert not (tmp_path / "merged/df11.safetensors").exists()
+    save_file({"model.norm.weight": torch.ones(128)}, source / "df11.safetensors")
+    with pytest.raises(ValueError, match=r"model\.norm\.weight, which the containers hold too"):
+        df11.merge_adapter(source, adapter, tmp_path / "again")
+    with pytest.raises(df11.ParameterError, match=r"no local folder.*fetch it first"):
+        df11.merge_adapter("s3://models/source", adapter, tmp_path / "again")
+
+
 def test_merging_into_another_dtype_is_refused(tmp_path: Path) -> None:
     """The result would be rounded to what the class computes in."""
     from safetensors.torch import load_file, save_file

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import UNTIED, config_of, equal, load, prompt, saved, seeded
+from models import UNTIED, adapted, config_of, equal, load, prompt, saved, seeded
 from safetensors.torch import load_file, save_file
 
 import df11
@@ -105,3 +105,29 @@ def test_a_model_gives_the_same_logits(tmp_path: Path, dtype: torch.dtype) -> No
     original, compressed = load(before, dtype=dtype), load(after, dtype=dtype)
     assert equal(compressed.state_dict().values(), original.state_dict().values())
     assert torch.equal(compressed(prompt()).logits, original(prompt()).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_is_saved_and_merged(tmp_path: Path, dtype: torch.dtype) -> None:
+    """As it was, changed, compressed while it is loaded, and with an adapter merged."""
+    peft = pytest.importorskip("peft")
+    before, after = saved(
+        seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama"))).to(dtype),
+        tmp_path,
+    )
+    model, made = load(after), load(before, quantization_config=df11.Config())
+    for each, name in ((model, "copied"), (made, "made")):
+        each.save_pretrained(tmp_path / name)
+        container = (tmp_path / name / "model.df11").read_bytes()
+        assert container == (after / "model.df11").read_bytes()
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.5)
+    model.save_pretrained(tmp_path / "changed")
+    again = load(tmp_path / "changed")
+    assert again.dtype == dtype
+    assert equal(again.state_dict().values(), model.state_dict().values())
+    adapted(load(before)).save_pretrained(tmp_path / "adapter")
+    df11.merge_adapter(after, tmp_path / "adapter", tmp_path / "merged")
+    expected = peft.PeftModel.from_pretrained(load(before), tmp_path / "adapter")
+    merged, wanted = load(tmp_path / "merged"), expected.merge_and_unload()
+    assert equal(merged.state_dict().values(), wanted.state_dict().values())

@@ -6,9 +6,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,15 @@ from models import Folders, adapted, load, same_weights
 import df11
 
 #: How often each kind of run is killed.
-KILLS = int(os.environ.get("DF11_KILLS", "2"))
-#: Does it once, or says when it begins again, until it is killed.
+KILLS = int(os.environ.get("DF11_KILLS", "6"))
+#: For each line on its input forks, and repeats what the line names, once or until it is killed.
 REPEAT = """
-import sys, tempfile, transformers, df11
+import os, sys, transformers, df11
 from pathlib import Path
-from df11 import _origin
+from transformers.models.llama import modeling_llama
+from df11 import _merging, _origin, _quantizer
 
-kind, root, once = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "once"
+root = Path(sys.argv[1])
 _origin.PLACES = [root / "places"]
 
 def load(name, **options):
@@ -37,15 +40,28 @@ def compress_on_load():
 def merge():
     df11.merge_adapter(root / "old", root / "adapter", root / "out", overwrite=True)
 
-def save():
+def save(models=[]):
+    models += [] if models else [load("old"), load("new")]
     for model in models:
         model.save_pretrained(root / "out")
 
-models = [load(name) for name in ("old", "new")] if kind == "save" else []
-globals()[kind]()
-while not once:
-    print("again", flush=True)
-    globals()[kind]()
+def repeat(kind, how):
+    while True:
+        globals()[kind]()
+        print("again", flush=True)
+        if how == "once":
+            os._exit(0)
+
+for line in sys.stdin:
+    if child := os.fork():
+        print(child, flush=True)
+        _, status = os.waitpid(child, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
+    else:
+        try:
+            repeat(*line.split())
+        finally:
+            os._exit(1)
 """
 #: Names of other libraries' temporary files.
 OTHERS = re.compile(r"torch|tmp|pymp")
@@ -63,28 +79,52 @@ def root(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def command(kind: str, root: Path, how: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", "-c", REPEAT, kind, str(root), how]
+class Runs:
+    """Runs of processes that have imported everything."""
 
+    def __init__(self, root: Path) -> None:
+        own = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(root / "temporary")}
+        command = [sys.executable, "-W", "ignore", "-c", REPEAT, str(root)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, env=os.environ | own, text=True
+        )
 
-def environment(root: Path) -> dict[str, str]:
-    own = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(root / "temporary")}
-    return os.environ | own
+    def begin(self, kind: str, how: str) -> int:
+        """Returns the id of the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{kind} {how}\n")
+        self.process.stdin.flush()
+        return int(self.line())
 
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
-def kill(kind: str, root: Path, share: float) -> None:
-    """Kills a run in the middle of what it repeats, after a share of the time that this takes."""
-    with subprocess.Popen(
-        command(kind, root, "again"), stdout=subprocess.PIPE, env=environment(root)
-    ) as running:
-        assert running.stdout is not None
-        times = []
+    def kill(self, kind: str, share: float) -> None:
+        """Kills a run in the middle of what it repeats, after a share of the time this takes."""
+        child, times = self.begin(kind, "again"), []
         for _ in range(2):
-            assert running.stdout.readline() == b"again\n"
+            assert self.line() == "again"
             times.append(time.monotonic())
         time.sleep(share * (times[1] - times[0]))
-        assert running.poll() is None
-        running.kill()
+        os.kill(child, signal.SIGKILL)
+        while (said := self.line()) == "again":
+            pass
+        assert said == "ended -9"
+
+    def once(self, kind: str) -> None:
+        self.begin(kind, "once")
+        assert [self.line(), self.line()] == ["again", "ended 0"]
+
+
+@pytest.fixture(scope="module")
+def runs(root: Path) -> Iterator[Runs]:
+    made = Runs(root)
+    with made.process as process:
+        yield made
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def left(root: Path) -> list[str]:
@@ -110,18 +150,18 @@ def is_whole(folder: Path) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["compress_on_load", "merge", "save"])
-def test_killed_runs_leave_nothing_for_long(kind: str, root: Path) -> None:
+def test_killed_runs_leave_nothing_for_long(kind: str, root: Path, runs: Runs) -> None:
     out, seen = root / "out", []
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(root / "old", out)
     generator = random.Random(os.environ.get("DF11_SEED", kind))
     for _ in range(KILLS):
-        kill(kind, root, generator.random())
+        runs.kill(kind, generator.random())
         names = left(root)
         seen.append(names)
         assert all(re.fullmatch(r"(\w+/)?\.df11-(\w{6}\.part|new)", name) for name in names), names
         is_whole(out)
-    subprocess.run(command(kind, root, "once"), check=True, env=environment(root))
+    runs.once(kind)
     print(kind, seen)
     assert left(root) == [], seen
     assert is_whole(out)

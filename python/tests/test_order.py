@@ -440,6 +440,18 @@ def test_a_damaged_or_foreign_file_is_ignored_and_replaced(tmp_path: Path, conte
     assert OrderCache(tmp_path, {}).get(CASE) == (4, False)
 
 
+def test_a_pipe_and_a_device_are_ignored_and_replaced(tmp_path: Path) -> None:
+    file = OrderCache(tmp_path, {}).file
+    assert file is not None
+    for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
+        make(file)
+        cache = OrderCache(tmp_path, {})
+        assert cache.get(CASE) is None
+        cache.add({CASE: (4, False)})
+        assert OrderCache(tmp_path, {}).get(CASE) == (4, False)
+        file.unlink()
+
+
 @pytest.mark.parametrize(
     "value", [[-1, False], [1 << 20, False], [True, False], [2, 1], [2.0, True]]
 )

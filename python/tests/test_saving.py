@@ -18,6 +18,7 @@ from models import Folders, compressed, config_of, equal, load, prompt, same_wei
 from torch import nn
 
 import df11
+from df11 import _saving
 from df11._origin import digest, settled
 from df11._tensor import CompressedTensor
 
@@ -467,6 +468,39 @@ def test_two_savers_at_once(folders: Folders, tmp_path: Path) -> None:
         assert identity in {
             df11.open(folders.df11(name)).identity for name in ("llama", "llama-bias")
         }
+
+
+def test_threads_save_one_model(folders: Folders, tmp_path: Path) -> None:
+    """Into folders of their own, which all get its containers."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = load(folders.df11("llama"))
+    places = [tmp_path / str(at) for at in range(8)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(model.save_pretrained, places))
+    assert all(contents(place) == contents(folders.df11("llama")) for place in places)
+
+
+def test_another_model_that_comes_meanwhile_stays(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save into the model's own folder leaves the containers there, if they are still its own."""
+    source = shutil.copytree(folders.df11("llama"), tmp_path / "model")
+    model, other = load(source), load(folders.df11("llama-bias"))
+    install = _saving.install
+
+    def late(*given: Any) -> None:
+        monkeypatch.setattr(_saving, "install", install)
+        other.save_pretrained(source)
+        install(*given)
+
+    monkeypatch.setattr(_saving, "install", late)
+    with pytest.raises(df11.ParameterError, match=r"replaced by another model's.*save again"):
+        model.save_pretrained(source)
+    assert same_weights(load(source), load(folders.bf16("llama-bias")))
+    assert contents(source) == contents(folders.df11("llama-bias"))
+    model.save_pretrained(source)
+    assert contents(source) == contents(folders.df11("llama"))
 
 
 def test_offloaded_weights_are_refused(folders: Folders, tmp_path: Path) -> None:

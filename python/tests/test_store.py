@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -262,6 +263,38 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
     # The container is in memory: it can be saved without the store.
     df11.save(attached, tmp_path / "saved")
     assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
+
+
+def test_a_save_takes_side_files_from_a_store(hub: Hub, tmp_path: Path) -> None:
+    """And containers stay in their subfolders."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    source, made = tmp_path / "source", tmp_path / "made"
+    (source / "deep").mkdir(parents=True)
+    safetensors.save_file(
+        torch.nn.Linear(256, 512).bfloat16().state_dict(), source / "deep/model.safetensors"
+    )
+    (source / "deep/config.json").write_text('{"model_type": "llama"}')
+    (source / "notes.txt").write_text("some notes")
+    df11.compress(source, made, progress=False)
+
+    def save(name: str, served: Path) -> dict[str, bytes]:
+        hub.repositories["org/open"] = Repository(served)
+        module = torch.nn.Linear(256, 512).bfloat16()
+        df11.save(df11.attach(module, "hf://org/open", device="cpu"), tmp_path / name)
+        return files(tmp_path / name)
+
+    assert save("saved", made) == files(made)
+    assert not df11.verify(tmp_path / "saved", progress=False).unchecked
+    changed = shutil.copytree(made, tmp_path / "changed")
+    (changed / "notes.txt").write_text("other")
+    with pytest.warns(UserWarning, match=r"notes\.txt in hf://org/open was changed"):
+        assert save("again", changed) == files(changed)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
 def test_names_are_far_in_any_case_and_tell_no_password() -> None:

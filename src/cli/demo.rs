@@ -59,7 +59,7 @@ impl Demo {
             make_empty(folder)?;
             folder.as_path()
         } else {
-            temporary = temporary_folder("demo", &std::env::temp_dir())?;
+            temporary = temporary_folder(&std::env::temp_dir())?;
             temporary.path()
         };
         self.threads.run(|| {

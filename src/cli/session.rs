@@ -9,11 +9,10 @@ use std::{
 use clap::Args;
 use df11::{
     Error, Models, Observer, OpenOptions, Stage,
-    hazmat::{Leftover, remove_leftovers},
+    hazmat::{Leftover, TemporaryFolder, remove_leftovers},
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use tempfile::TempDir;
 
 use super::{
     answer::{Answer, Failure},
@@ -69,11 +68,11 @@ pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
     OpenOptions::new().memory_map(false).open_all(path)
 }
 
-/// A folder of a verb for its temporary files, which goes when it is dropped.
-pub(super) fn temporary_folder(verb: &str, place: &Path) -> Result<TempDir, Error> {
-    let folder = tempfile::Builder::new().prefix(&format!("df11-{verb}.")).tempdir_in(place);
-    // Only the kind: the rest names a folder that is not there.
-    folder.map_err(|error| Error::io("creating a folder in", place, error.kind().into()))
+/// A folder for temporary files, which goes when it is dropped. `place` must be there.
+pub(super) fn temporary_folder(place: &Path) -> Result<TemporaryFolder, Error> {
+    let listed = std::fs::read_dir(place);
+    listed.map_err(|error| Error::io("creating a folder in", place, error))?;
+    TemporaryFolder::new_in(place)
 }
 
 impl Session {

@@ -1,7 +1,7 @@
 //! Side files beside containers that lie beyond a network.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
@@ -23,6 +23,11 @@ pub(super) struct FarFolder {
 impl FarFolder {
     pub(super) fn new(place: &Arc<Place>, prefix: &str) -> Self {
         Self { place: Arc::clone(place), prefix: prefix.to_owned(), fetched: OnceLock::new() }
+    }
+
+    /// Its name, which begins the names of the containers in it.
+    pub(super) fn name(&self) -> PathBuf {
+        self.place.name_of(&self.prefix).into()
     }
 
     /// A local folder with the side files that a model records, as far as they are there.

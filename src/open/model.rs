@@ -98,6 +98,15 @@ impl Model {
         Ok(self.folder())
     }
 
+    /// The path or the name of its folder, which begins those of its containers.
+    pub(crate) fn root(&self) -> Option<PathBuf> {
+        #[cfg(feature = "remote")]
+        if let Some(folder) = &self.far_folder {
+            return Some(folder.name());
+        }
+        self.folder.clone()
+    }
+
     /// Names the subfolders of its folder that hold other models.
     pub(super) fn beside(self, others: impl IntoIterator<Item = String>) -> Self {
         Self { others: others.into_iter().map(|folder| folder + "/").collect(), ..self }

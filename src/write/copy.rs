@@ -19,8 +19,9 @@ use crate::{
 
 /// Writes the containers of an open model into a new folder, byte for byte, and checks the copies'
 /// checksums; with `containers` false none of them. With them go the side files that lie in
-/// `beside`; a configuration gets its mark. Returns the paths of those that have other hashes than
-/// the containers record, which are copied as they are.
+/// `beside`, by default in the folder of the containers: from beyond a network they are fetched. A
+/// configuration gets its mark. Returns the paths of those that have other hashes than the
+/// containers record, which are copied as they are.
 ///
 /// Takes 1 MiB of memory, and the time to write the containers and to read them again.
 ///
@@ -40,7 +41,7 @@ pub fn copy(
     observer.enter(Stage::Encode);
     let mut folder = OutputFolder::create(out, None)?;
     for shard in shards {
-        let (mut file, path) = folder.create_file(&path_of(model, shard))?;
+        let (mut file, path) = folder.create_file(&container_path(model, shard))?;
         let writing = |error| Error::io("writing", &path, error);
         shard.stream(|bytes| {
             file.write_all(bytes).map_err(writing)?;
@@ -52,8 +53,9 @@ pub fn copy(
         check_copy(model, folder.path())?;
     }
     let mut changed = Vec::new();
+    let root = beside.map_or_else(|| model.side_folder(), |folder| Ok(Some(folder)))?;
     let sides =
-        beside.into_iter().flat_map(|root| model.files_beside().map(move |file| (root, file)));
+        root.into_iter().flat_map(|root| model.files_beside().map(move |file| (root, file)));
     for (root, recorded) in sides {
         match find(root, recorded)? {
             Beside::Missing => {}
@@ -69,10 +71,10 @@ pub fn copy(
     Ok(changed)
 }
 
-/// Where a container lies in the folder of its model.
-fn path_of(model: &Model, shard: &Shard) -> String {
-    let path = shard.path();
-    let inside = model.folder().and_then(|folder| path.strip_prefix(folder).ok());
+/// The path of a container in the folder of its model; its name if it was opened by itself.
+pub fn container_path(model: &Model, shard: &Shard) -> String {
+    let (root, path) = (model.root(), shard.path());
+    let inside = root.as_deref().and_then(|root| path.strip_prefix(root).ok());
     let inside = inside.or_else(|| path.file_name().map(Path::new)).unwrap_or(path);
     let names: Vec<_> = inside.iter().map(|name| name.to_string_lossy()).collect();
     names.join("/")

@@ -17,7 +17,7 @@ use super::{
     temporary::{lock_folder, renaming, sync_folder, wait_for_folder},
 };
 use crate::{
-    Error, Result,
+    Error, OpenOptions, Result,
     io::read_regular,
     paths::{ADDED, PENDING, check_path, is_container},
     platform,
@@ -51,15 +51,18 @@ impl SaveTarget {
 
     /// Gives all files in `stage/files/NAME` their names in the folder, in the place of what has
     /// these, of an earlier output's containers, and of the weights beside them. `stage` is a
-    /// temporary folder of this folder, `names` are containers that are there already and stay, and
-    /// `identity` is the model's. If one file cannot have its name, all is as it was.
+    /// temporary folder of this folder, `names` are the model's containers, of which those stay
+    /// that are not new, and `identity` is the model's. If one file cannot have its name, all is as
+    /// it was.
     ///
     /// # Errors
-    /// [`Error::Parameter`] as by [`earlier_containers`], and if a folder has the name of a file;
-    /// [`Error::Io`].
+    /// [`Error::Parameter`] as by [`earlier_containers`], if a folder has the name of a file, and
+    /// if a container that stays is another model's by now; [`Error::Io`].
     pub fn install(&self, stage: &Path, names: &BTreeSet<String>, identity: &str) -> Result<()> {
         let staged = stage.join(FILES);
         let new = files_of(&staged)?;
+        let is_new = |name: &String| new.iter().any(|(path, _)| path == name);
+        self.check_staying(names.iter().filter(|name| !is_new(name)), identity)?;
         let known = names.iter().chain(new.iter().map(|(path, _)| path)).cloned().collect();
         let mut gone = earlier_containers(&self.folder, &known, identity)?;
         gone.push(ADDED.to_owned());
@@ -134,6 +137,23 @@ impl SaveTarget {
         self.sync(new.iter().map(|(path, _)| path))?;
         fs::remove_dir_all(&pending).map_err(|error| Error::io("removing", &pending, error))?;
         sync_folder(&self.folder)
+    }
+
+    /// Refuses files for containers that another save has replaced since this one began.
+    fn check_staying<'a>(
+        &self,
+        names: impl Iterator<Item = &'a String>,
+        identity: &str,
+    ) -> Result<()> {
+        for place in names.map(|name| self.folder.join(name)) {
+            let found = OpenOptions::new().memory_map(false).open(&place)?;
+            Error::unless(found.identity().to_hex().as_str() == identity, || {
+                let problem =
+                    format!("{} was replaced by another model's meanwhile", place.display());
+                Error::parameter(problem, "save again")
+            })?;
+        }
+        Ok(())
     }
 
     /// Refuses a place that is a folder's, or lies outside: a folder on its way is a link.

@@ -57,7 +57,7 @@ mod temporary;
 pub use analysis::MIN_CODED_BYTES;
 pub use card::Loading;
 pub use compress::{compress, compress_all, convert, convert_all};
-pub use copy::copy;
+pub use copy::{container_path, copy};
 pub use estimate::{Estimate, estimate, estimate_all};
 pub use install::SaveTarget;
 pub use options::{Card, CompressOptions, DecompressOptions, Layout};

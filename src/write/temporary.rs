@@ -51,14 +51,11 @@ pub(super) struct TemporaryFile {
 }
 
 impl TemporaryFolder {
-    /// Makes a folder in `parent` that this user alone may enter. Removes there what killed runs
-    /// left before.
+    /// Makes a folder in `parent` that this user alone may enter.
     ///
     /// # Errors
     /// [`Error::Io`] if `parent` cannot be written.
     pub fn new_in(parent: &Path) -> Result<Self> {
-        // A parent that cannot be listed may be one that can be written.
-        let _ = remove_leftovers(parent);
         locked_folder(parent, &builder(0o700))
     }
 
@@ -375,6 +372,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..200 {
+                        remove_leftovers(parent.path()).unwrap();
                         let folder = TemporaryFolder::new_in(parent.path()).unwrap();
                         fs::write(folder.path().join("file"), "x").unwrap();
                     }

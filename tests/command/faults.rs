@@ -186,3 +186,22 @@ fn count_of_syncs(fixture: &Fixture, line: &str) -> usize {
     assert!(syncs.last().unwrap().contains(&folder), "{line}: {syncs:?}");
     syncs.len()
 }
+
+#[test]
+fn a_doctor_that_is_killed_leaves_what_the_next_run_removes() {
+    if !has_strace() {
+        return;
+    }
+    let fixture = Fixture::new();
+    fs::create_dir(fixture.path("place")).unwrap();
+    // Where it removes its files.
+    let kill = ["-etrace=unlinkat,rmdir", "-einject=unlinkat,rmdir:signal=KILL:when=1"];
+    let line = format!("doctor --folder {}", fixture.arg("place"));
+    trace(&fixture, &kill.map(str::to_owned), &line);
+    let left = names(&fixture.path("place"));
+    assert_eq!(left.len(), 1, "{left:?}");
+    let told = fixture.json(&line);
+    assert!(told["checks"]["leftovers"].to_string().contains(&left[0]), "{told}");
+    fixture.good("compress model -o place/model.df11");
+    assert_eq!(names(&fixture.path("place")), ["model.df11"]);
+}

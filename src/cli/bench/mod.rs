@@ -79,7 +79,7 @@ impl Bench {
             df11::gpu::Device::open(0)?;
         }
         let folder = self.folder.clone().unwrap_or_else(std::env::temp_dir);
-        let temporary = temporary_folder("bench", &folder)?;
+        let temporary = temporary_folder(&folder)?;
         let source = match &self.source {
             Some(source) => source.clone(),
             None => demo::checkpoint(temporary.path(), self.shape(), 11)?,

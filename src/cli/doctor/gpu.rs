@@ -6,10 +6,12 @@ use std::path::Path;
 use df11::{
     CompressOptions, Error, Source,
     gpu::{Device, LoadOptions, devices, has_driver},
-    hazmat::demo::{self, Shape},
+    hazmat::{
+        TemporaryFolder,
+        demo::{self, Shape},
+    },
 };
 use serde_json::json;
-use tempfile::TempDir;
 
 use super::Finding;
 use crate::cli::{
@@ -31,7 +33,7 @@ const SEED: u64 = 11;
 const TIMES: usize = 3;
 
 /// Rates are left out if `folder` is none: there is no place for weights, as another finding says.
-pub(super) fn findings(folder: Option<&TempDir>) -> Result<Vec<Finding>, Failure> {
+pub(super) fn findings(folder: Option<&TemporaryFolder>) -> Result<Vec<Finding>, Failure> {
     // Kept open, so that it starts once.
     let opened = Device::open(0).ok();
     let mut findings = vec![device()];

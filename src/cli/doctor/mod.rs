@@ -19,13 +19,11 @@ use df11::{
     source::Component,
 };
 use serde_json::{Map, Value, json};
-#[cfg(not(feature = "cudarc"))]
-use tempfile::TempDir;
 
 use super::{
     answer::{Answer, Failure},
     containers::{component_name, container_bytes},
-    session::check_interrupted,
+    session::{check_interrupted, temporary_folder},
     text,
 };
 
@@ -91,7 +89,7 @@ impl Doctor {
         findings.push(leftovers(self.folder.as_deref().unwrap_or(Path::new("."))));
         findings.extend(self.folder.as_deref().and_then(models));
         check_interrupted()?;
-        let place = tempfile::Builder::new().prefix("df11-doctor.").tempdir_in(&folder);
+        let place = temporary_folder(&folder);
         match &place {
             Ok(place) => findings.extend(speeds::findings(place.path())?),
             Err(error) => findings.push(unwritable(error)),
@@ -199,16 +197,18 @@ fn build() -> Finding {
         .with_remedy(debug, "a debug build is many times slower; build with cargo build --release")
 }
 
-fn unwritable(error: &std::io::Error) -> Finding {
+fn unwritable(error: &df11::Error) -> Finding {
     Finding::good("mapping", format!("not tried: {error}"), json!(null))
         .with_remedy(true, &format!("name a writable folder with --folder, or set {TEMPORARY}"))
 }
 
 #[cfg(not(feature = "cudarc"))]
 mod gpu {
-    use super::{Failure, Finding, TempDir, json};
+    use df11::hazmat::TemporaryFolder;
 
-    pub(super) fn findings(_: Option<&TempDir>) -> Result<Vec<Finding>, Failure> {
+    use super::{Failure, Finding, json};
+
+    pub(super) fn findings(_: Option<&TemporaryFolder>) -> Result<Vec<Finding>, Failure> {
         let text = "not used by this build; build with the feature cuda";
         let value = json!({ "supported": false, "devices": [] });
         Ok(vec![Finding::good("gpu", text, value)])
