@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Estimates the clocks that one warp alone takes for an iteration of a kernel's innermost loop, from
-its machine code for compute capability 9.0. It needs no GPU.
+"""Estimates the clocks that one warp alone takes for an iteration of a kernel's innermost loop.
+
+It reads machine code for compute capability 9.0, and needs no GPU.
 
     python3 kernels/bench/stalls.py                        # the kernels of linear_few.cuh
     python3 kernels/bench/stalls.py --verbose KERNEL...     # where the clocks go
