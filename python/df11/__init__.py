@@ -38,6 +38,7 @@ from ._errors import (
     ParameterError,
     UnsupportedError,
 )
+from ._link import link
 from ._native import (
     Block,
     DeviceBlock,
@@ -82,7 +83,7 @@ __all__ = ["Block", "CorruptError", "DeviceBlock", "DeviceModel", "Error", "GpuE
 __all__ += ["LimitError", "Model", "ParameterError", "Placement", "Plan", "Program", "Report"]
 __all__ += ["Slice", "Tensor", "UnsupportedError", "Verification"]
 __all__ += ["__version__", "compress", "convert", "decompress", "devices", "estimate", "inspect"]
-__all__ += ["open", "plan", "safe_open", "verify"]
+__all__ += ["link", "open", "plan", "safe_open", "verify"]
 
 
 #: Names that need PyTorch, which is imported when one of them is first used.
