@@ -366,8 +366,8 @@ mod tests {
         assert_eq!(leftovers(folder.path()).unwrap(), [], "it is in use");
     }
 
-    /// Each run removes leftovers before it makes its folder, and may meet one that another has made
-    /// and not locked yet.
+    /// Each run removes leftovers before it makes its folder, and may meet one that another has
+    /// made and not locked yet.
     #[test]
     fn runs_that_begin_at_once_keep_their_folders() {
         let parent = tempfile::tempdir().unwrap();

@@ -46,8 +46,8 @@ pub(crate) fn watched<T: Send>(
     }
 }
 
-/// Does work on the pool's threads. Meanwhile this thread looks for signals, and calls `attend`; the
-/// first failure of either cancels the work, and is returned.
+/// Does work on the pool's threads. Meanwhile this thread looks for signals, and calls `attend`;
+/// the first failure of either cancels the work, and is returned.
 fn attended<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> df11::Result<T> + Send,
@@ -75,9 +75,11 @@ fn attended<T: Send>(
             if failure.is_some() {
                 continue;
             }
-            failure = py.check_signals().err();
-            stop = failure.as_ref().map(|_| Stop::new());
-            failure = failure.or_else(|| attend().err());
+            if let Err(signal) = py.check_signals() {
+                (failure, stop) = (Some(signal), Some(Stop::new()));
+            } else {
+                failure = attend().err();
+            }
             if failure.is_some() {
                 cancel();
             }

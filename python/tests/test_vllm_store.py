@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
 from models import Folders
 from stores import S3, Bucket
 from vllm.config import ModelConfig

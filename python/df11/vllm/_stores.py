@@ -1,4 +1,4 @@
-"""`vllm serve s3://…`: vLLM takes the names of stores for its own streamer, which reads safetensors.
+"""`vllm serve s3://…`: vLLM has names of stores for its own streamer, which reads safetensors.
 
 vLLM pulls config and tokenizer into a local folder and keeps the name as `model_weights`; for such
 names it replaces the load format. If the config in the store names df11, the plugin does the same
@@ -8,7 +8,6 @@ with a linked folder, and keeps the name behind `_OURS`, which vLLM takes for no
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,16 @@ def wrap_pulling() -> None:
     wrap((ModelConfig, "maybe_pull_model_tokenizer_for_runai", _pull))
 
 
-def _pull(call: Callable[[], None], arguments: dict[str, Any]) -> None:
+def _pull(call: Any, arguments: dict[str, Any]) -> None:
     config, model = arguments["self"], arguments["model"].removeprefix(_OURS)
     folder = None if config.model_weights else _linked(model)
     if folder is None:
-        return call()
+        call()
+        return
     if config.tokenizer == config.model:
         config.tokenizer = str(folder)
     else:
-        call.func(config, str(folder), config.tokenizer)  # type: ignore[attr-defined]
+        call.func(config, str(folder), config.tokenizer)
     config.model, config.model_weights = str(folder), _OURS + model
 
 
