@@ -188,7 +188,7 @@ class Origin:
     made: Made | None = None
     #: The container's identity, or the stamp of the files if no container was made.
     identity: str | Stamp | None = None
-    #: The name in a store that opens it, if `path` leaves a password out.
+    #: The name in a store that opens it, if `path` leaves its signature out.
     full_path: str | None = field(default=None, repr=False)
     #: Whether the container must be made again from the files at `path`.
     is_of_files: bool = False

@@ -112,7 +112,7 @@ impl Model {
         shown(&self.path).to_string_lossy().into_owned()
     }
 
-    /// The path or name that opens it, with a password that `path` does not show.
+    /// The path or name that opens it, with the signature that `path` does not show.
     #[getter]
     fn full_path(&self) -> OsString {
         self.path.clone().into_os_string()

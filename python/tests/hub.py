@@ -39,6 +39,7 @@ class Hub:
                 self.do_GET()
 
             def do_GET(self) -> None:
+                self.headers["Query"] = urlsplit(self.path).query
                 status, headers, body = hub.answer(unquote(urlsplit(self.path).path), self.headers)
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
