@@ -16,9 +16,9 @@
 #           kernels on PyTorch's stream. _order measures in which order the framework adds, and
 #           _order_cache keeps that on disk. _forwards and _code read from a module's source which
 #           layers share x; _siblings compiles its forward again with one product for them.
-#   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders are
-#           fetched from the Hub (_hub), or stand for folders in stores (_link). BF16 files
-#           become containers first (_origin), or one GPU compresses them without any (_packing,
+#   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
+#           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
+#           containers first (_origin), or one GPU compresses them without any (_packing,
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
 #           _plan then decides device and residence of each, and _load and _bring copy them.
