@@ -87,8 +87,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`] with the path and the action that failed.
+    /// An [`Error::Io`] with the path and the action that failed; [`Error::Cancelled`] if it was
+    /// interrupted.
     pub fn io(action: &str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        if source.kind() == io::ErrorKind::Interrupted {
+            return Self::Cancelled;
+        }
         Self::Io { context: format!("{action} {}", path.as_ref().display()), source }
     }
 

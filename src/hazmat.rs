@@ -30,11 +30,15 @@ pub use crate::{
     parallel::pool,
     paths::{PENDING, check_local, check_path, is_far, shown},
     source::hub_cache::{Located, locate},
+    temporary::{Leftover, TemporaryFolder, leftovers, remove_leftovers, write_file},
     write::{
-        Leftover, Loading, MIN_CODED_BYTES, SaveTarget, TemporaryFolder, check_replaceable,
-        container_path, copy, earlier_containers, leftovers, remove_leftovers, write_file,
+        Loading, MIN_CODED_BYTES, SaveTarget, check_replaceable, container_path, copy,
+        earlier_containers,
     },
 };
+
+#[cfg(feature = "remote")]
+pub use crate::store::end_waits_when;
 
 /// BF16 weights as bytes: exponents and planes.
 pub mod bf16 {

@@ -73,6 +73,7 @@ mod progress;
 pub mod source;
 #[cfg(feature = "remote")]
 mod store;
+mod temporary;
 mod write;
 
 /// The command uses the library by its name, as others do.

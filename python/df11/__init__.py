@@ -16,8 +16,9 @@
 #           kernels on PyTorch's stream. _order measures in which order the framework adds, and
 #           _order_cache keeps that on disk. _forwards and _code read from a module's source which
 #           layers share x; _siblings compiles its forward again with one product for them.
-#   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. BF16 files
-#           become containers first (_origin), or one GPU compresses them without any (_packing,
+#   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
+#           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
+#           containers first (_origin), or one GPU compresses them without any (_packing,
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
 #           _plan then decides device and residence of each, and _load and _bring copy them.
@@ -38,6 +39,7 @@ from ._errors import (
     ParameterError,
     UnsupportedError,
 )
+from ._link import link
 from ._native import (
     Block,
     DeviceBlock,
@@ -82,7 +84,7 @@ __all__ = ["Block", "CorruptError", "DeviceBlock", "DeviceModel", "Error", "GpuE
 __all__ += ["LimitError", "Model", "ParameterError", "Placement", "Plan", "Program", "Report"]
 __all__ += ["Slice", "Tensor", "UnsupportedError", "Verification"]
 __all__ += ["__version__", "compress", "convert", "decompress", "devices", "estimate", "inspect"]
-__all__ += ["open", "plan", "safe_open", "verify"]
+__all__ += ["link", "open", "plan", "safe_open", "verify"]
 
 
 #: Names that need PyTorch, which is imported when one of them is first used.

@@ -27,6 +27,7 @@ from ._container import Handed, Lineage, Tensors
 from ._doctor import log_newer, mismatch
 from ._errors import misshapen
 from ._hub import folder_of, wrap
+from ._link import open_folder
 from ._origin import KEY, SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
 from ._plan import Item, device_of, resolve
@@ -94,9 +95,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement = resolve({"": device}, said.memory)
 
     def open(self, folder: Path) -> None:
-        container = _native.open(folder)
-        container.check_complete()
-        self.tensors = Tensors(container)
+        self.tensors = Tensors(open_folder(folder))
 
     def hand(self) -> str:
         self._handed = Handed(self._values(list(self.tensors)), None)

@@ -21,14 +21,10 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ._errors import unfit
+from ._link import WEIGHTS, is_far, is_linked, shown
 
-#: Weights file that a config names, with parameters that the containers lack, such as a new head.
-#: Usually it does not exist.
-WEIGHTS = "df11.safetensors"
 #: Names that the Hub allows, but with an owner: a name without one may be a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
-#: Names that `df11.open` finds in object stores, behind HTTP and on the Hub.
-_FAR = re.compile(r"(s3|gs|az|https?|hf)://", re.IGNORECASE)
 
 
 class Expected(str):
@@ -108,8 +104,8 @@ def folder_of(
     commit_hash: str | None = None,
     **download: Any,
 ) -> Path:
-    """The folder of a model's containers: below a local one, or fetched from a repository of the
-    Hub.
+    """The folder of a model's containers: below a local one, fetched from a repository of the Hub,
+    or linked to a store.
 
     `download`: options of `huggingface_hub.snapshot_download`, except proxies; it resolves the
     commit itself. Raises FileNotFoundError if there is no container, ValueError for a revision or
@@ -119,7 +115,7 @@ def folder_of(
     is_here = Path(source).is_dir()
     folder = Path(source, subfolder or "")
     folder = folder if is_here else _fetch(os.fspath(source), subfolder, **download)
-    if next(folder.rglob("*.df11"), None) is not None:
+    if is_linked(folder) or next(folder.rglob("*.df11"), None) is not None:
         return folder
     if is_here:
         raise FileNotFoundError(
@@ -136,18 +132,6 @@ def folder_of(
     )
 
 
-def is_far(path: str | os.PathLike[str]) -> bool:
-    """Whether it is a name beyond a network, such as `s3://bucket/model`, and no path."""
-    return _FAR.match(os.fspath(path)) is not None
-
-
-def is_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether it is the path or the name of a folder of containers."""
-    if is_far(path):
-        return not re.search(r"\.df11$|\?", os.fspath(path))
-    return Path(path).is_dir()
-
-
 def resolve_path(
     path: str | os.PathLike[str], revision: str | None, subfolder: str | None
 ) -> Path | str:
@@ -159,7 +143,7 @@ def resolve_path(
     if is_far(path):
         if revision is None and subfolder is None:
             return os.fspath(path)
-        problem = f"{_shown(os.fspath(path))} takes no revision and subfolder"
+        problem = f"{shown(os.fspath(path))} takes no revision and subfolder"
         raise unfit(problem, "write them as in hf://org/name@revision/subfolder")
     here = Path(path)
     is_name = _REPOSITORY.fullmatch(os.fspath(path)) and here.suffix != ".df11"
@@ -169,13 +153,6 @@ def resolve_path(
         return folder_of(path, revision=revision, subfolder=subfolder)
     except ImportError:
         return here
-
-
-def _shown(name: str) -> str:
-    """A name beyond a network without what only its owner may see: user, password and query."""
-    if not re.match("https?:", name, re.IGNORECASE):
-        return name
-    return re.sub("//.*@", "//", re.split("[?#]", name)[0], flags=re.DOTALL)
 
 
 def check_inside(**names: str | None) -> None:

@@ -139,6 +139,7 @@ def load(
     unused = [name for name in tensors if name not in tensors.used]
     container = tensors.container
     origin = Origin(container.path, unused=unused, held=tensors, identity=container.identity)
+    origin.full_path = container.full_path
     root.__dict__[KEY] = origin
     with (bar := Bar(sum(item.stored_bytes for item in items))):
         # Only decoded values of these tensors were used, unchecked so far.

@@ -43,7 +43,7 @@ __all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix",
 __all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
-__all__ += ["estimate", "fits", "install", "open", "pin", "plan", "printable"]
+__all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "plan", "printable"]
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(
@@ -64,6 +64,13 @@ def open(
     names the object and the remedy.
 
     Raises `ParameterError` if a folder holds no container, or shards of different models.
+    """
+
+def fetch_side_files(name: str, folder: _Path, others: Sequence[str]) -> None:
+    """Fetch the files beside the containers of a folder in a store into a local folder: those that
+    the containers record, and `others` if they are there. Of a pipeline, those of all components.
+
+    Raises `ParameterError` for a single container.
     """
 
 def compress(
@@ -182,6 +189,8 @@ class Model(Mapping[str, Tensor]):
     """An open model, from `open`: tensors by name, decoded on request."""
 
     path: Final[str]
+    full_path: Final[str]
+    """What was opened, also the signature of a URL, which `path` leaves out."""
     identity: Final[str]
     """The hash that all shards of the model share, in hexadecimal."""
     is_complete: Final[bool]

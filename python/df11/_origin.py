@@ -188,6 +188,8 @@ class Origin:
     made: Made | None = None
     #: The container's identity, or the stamp of the files if no container was made.
     identity: str | Stamp | None = None
+    #: The name in a store that opens it, if `path` leaves its signature out.
+    full_path: str | None = field(default=None, repr=False)
     #: Whether the container must be made again from the files at `path`.
     is_of_files: bool = False
     #: Whether weights were packed from BF16, and no container was there.
@@ -235,7 +237,7 @@ class Origin:
             assert self.identity is not None
             self.made = remake(Path(self.path), self.identity)
             return self.made.container
-        container = _native.open(self.path, in_memory=True)
+        container = _native.open(self.full_path or self.path, in_memory=True)
         if container.identity != self.identity:
             raise ValueError(
                 f"{self.path} holds another model than when this one was loaded from it; load the "

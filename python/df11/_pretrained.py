@@ -32,7 +32,8 @@ def checkpoint_dtype(container: Any) -> torch.dtype:
     """
     from transformers.modeling_utils import get_state_dict_dtype
 
-    first = _native.open(min(shard["path"] for shard in container.shards))
+    path = min(shard["path"] for shard in container.shards)
+    first = _native.open(path.replace(container.path, container.full_path, 1))
     kinds = {name: dtype_of(first[name].dtype) for name in sorted(first)}
     state = {name: torch.empty(0, dtype=kind) for name, kind in kinds.items() if kind is not None}
     return cast(torch.dtype, cast(Any, get_state_dict_dtype)(state))

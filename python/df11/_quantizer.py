@@ -27,10 +27,10 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from . import _native
 from ._container import Handed, Tensors
 from ._doctor import log_newer, mismatch
-from ._hub import WEIGHTS, Expected, folder_of, wrap, wrap_resolution
+from ._hub import Expected, folder_of, wrap, wrap_resolution
+from ._link import WEIGHTS, open_folder
 from ._load import check_options, load
 from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
@@ -192,8 +192,7 @@ class Df11Quantizer(HfQuantizer):
             config.dtype = checkpoint_dtype(self.container)
 
     def _open(self, folder: Path) -> None:
-        self.container = _native.open(folder)
-        self.container.check_complete()
+        self.container = open_folder(folder)
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         self.dtype = dtype

@@ -18,6 +18,7 @@ from typing import Any
 
 from ._errors import unfit
 from ._hub import wrap, wrap_resolution
+from ._link import is_far
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -70,16 +71,16 @@ def register() -> None:
 
 
 def _explain_containers() -> None:
-    """Makes `from_pretrained` of a single container name the call that loads it, instead of "no
-    repository" or "no JSON". Changes nothing if transformers finds files by another function.
+    """Makes `from_pretrained` of a single container, or of a name in a store, name the call that
+    loads it, instead of "no repository" or "no JSON". Changes nothing if transformers finds files
+    by another function.
     """
     from transformers import configuration_utils
     from transformers.utils import hub
 
     def explain(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
-        _refuse_container(
-            arguments.get("path_or_repo_id", arguments.get("pretrained_model_name_or_path"))
-        )
+        source = arguments.get("path_or_repo_id", arguments.get("pretrained_model_name_or_path"))
+        _refuse_container(source)
         return call()
 
     config = configuration_utils.PreTrainedConfig
@@ -87,6 +88,11 @@ def _explain_containers() -> None:
 
 
 def _refuse_container(source: Any) -> None:
+    if isinstance(source, str) and is_far(source) and not source.lower().startswith("http"):
+        raise unfit(
+            f"transformers knows no stores, such as that of {source}",
+            "df11.link gives it a folder that stands for one there",
+        )
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
     if path.suffix == ".df11" and path.is_file():
         made = f"df11 convert {path} -o {path.with_suffix('')}-df11 makes one"

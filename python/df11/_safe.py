@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ._errors import unfit
-from ._hub import is_folder
+from ._link import is_folder
 from ._native import Model, Tensor, open
 
 #: Names of safetensors for backends, and for the supported frameworks.

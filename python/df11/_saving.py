@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import _native
 from ._changes import Changes, changes_of
 from ._errors import Error
-from ._hub import WEIGHTS
+from ._link import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
 from ._origin import KEY, Origin, members, rooted

@@ -14,7 +14,7 @@ import torch
 from . import _native
 from ._container import Tensors
 from ._errors import unfit
-from ._hub import is_folder
+from ._link import is_folder
 from ._native import TemporaryFolder, compress
 from ._report import Report
 from ._safe import safe_open

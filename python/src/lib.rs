@@ -26,7 +26,7 @@ mod _native {
     use super::{
         gpu::{DeviceBlock, DeviceModel, Program, devices},
         matrix::{Matrix, decode_all},
-        model::{Block, Model, ReadAhead, open, plan},
+        model::{Block, Model, ReadAhead, fetch_side_files, open, plan},
         raw::{
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
             fits, pin, strips_bytes, upload,
@@ -53,6 +53,7 @@ mod _native {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        df11::hazmat::end_waits_when(crate::work::is_stopped);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,6 +1,6 @@
 //! Models and their blocks: opened and looked at.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{ffi::OsString, path::PathBuf, sync::Arc};
 
 use df11::hazmat::{ReadAhead as Announced, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
 use df11::{Observer, OpenOptions};
@@ -44,8 +44,19 @@ pub(crate) fn open(
 ) -> PyResult<Model> {
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
     let options = options.in_memory(in_memory);
-    let inner = Arc::new(py.detach(|| options.open(&path)).or_raise(py)?);
+    let inner = Arc::new(work::briefly(py, || options.open(&path))?);
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
+}
+
+/// Fetches the side files of a folder in a store, and `others` beside them, into a local folder.
+#[pyfunction]
+pub(crate) fn fetch_side_files(
+    py: Python<'_>,
+    name: &str,
+    folder: PathBuf,
+    others: Vec<String>,
+) -> PyResult<()> {
+    work::briefly(py, || OpenOptions::new().fetch_side_files(name, &folder, &others))
 }
 
 /// Tells where blocks would go.
@@ -99,6 +110,12 @@ impl Model {
     #[getter]
     fn path(&self) -> String {
         shown(&self.path).to_string_lossy().into_owned()
+    }
+
+    /// The path or name that opens it, with the signature that `path` does not show.
+    #[getter]
+    fn full_path(&self) -> OsString {
+        self.path.clone().into_os_string()
     }
 
     /// Has tensors brought before they are read, in this order.

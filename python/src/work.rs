@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
-use std::{panic, thread, time::Duration};
+use std::time::Duration;
 
 use df11::{Error, Observer, Stage, hazmat::pool};
 use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
@@ -11,12 +11,13 @@ use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
 /// Longest time until Ctrl-C or progress is noticed.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Does what takes seconds at most: it cannot be interrupted.
+/// Does what takes seconds at most, unless it waits for a store: only such waits end on Ctrl-C.
 pub(crate) fn briefly<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> df11::Result<T> + Send,
 ) -> PyResult<T> {
-    py.detach(|| pool()?.install(work)).or_raise(py)
+    let (result, failure) = attended(py, work, || Ok(()), || {});
+    failure.map_or_else(|| result.or_raise(py), Err)
 }
 
 /// Does long work. `progress` is the caller's argument (`df11/_progress.py` says what it may be);
@@ -31,29 +32,9 @@ pub(crate) fn watched<T: Send>(
     let watcher = helper.call_method1(intern!(py, "watcher"), (progress,))?;
     let watcher = Some(&watcher).filter(|watcher| !watcher.is_none());
     let watch = Watch::default();
-    // Nothing is sent: one end is dropped when the work has ended, also by a panic.
-    let (working, ended) = mpsc::channel::<()>();
-    let ended = Mutex::new(ended);
-    let tick = || {
-        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout)
-    };
-    let mut failure = None;
-    let result = thread::scope(|scope| {
-        let worker = scope.spawn(|| {
-            let _working = working;
-            pool()?.install(|| work(&watch))
-        });
-        while py.detach(tick) {
-            if failure.is_none() {
-                failure = py.check_signals().and_then(|()| watch.tell(watcher)).err();
-            }
-            if failure.is_some() {
-                watch.cancelled.store(true, Ordering::Relaxed);
-            }
-        }
-        py.detach(|| worker.join()).unwrap_or_else(|panic| panic::resume_unwind(panic))
-    });
+    let tell = || watch.tell(watcher);
+    let cancel = || watch.cancelled.store(true, Ordering::Relaxed);
+    let (result, mut failure) = attended(py, || work(&watch), tell, cancel);
     if failure.is_none() {
         failure = watch.tell(watcher).err();
     }
@@ -63,6 +44,74 @@ pub(crate) fn watched<T: Send>(
         Some(failure) => Err(failure),
         None => result.or_raise(py).and_then(|value| closed.map(|()| value)),
     }
+}
+
+/// Does work on the pool's threads. Meanwhile this thread looks for signals, and calls `attend`;
+/// the first failure of either cancels the work, and is returned.
+fn attended<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> df11::Result<T> + Send,
+    mut attend: impl FnMut() -> PyResult<()>,
+    cancel: impl Fn(),
+) -> (df11::Result<T>, Option<PyErr>) {
+    let pool = match pool() {
+        Ok(pool) => pool,
+        Err(error) => return (Err(error), None),
+    };
+    // Nothing is sent: one end is dropped when the work has ended, also by a panic.
+    let (working, ended) = mpsc::channel::<()>();
+    let ended = Mutex::new(ended);
+    let tick = || {
+        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        ended.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout)
+    };
+    let (mut result, mut failure, mut stop) = (None, None, None);
+    pool.in_place_scope(|scope| {
+        scope.spawn(|_| {
+            let _working = working;
+            result = Some(work());
+        });
+        while py.detach(tick) {
+            if failure.is_some() {
+                continue;
+            }
+            if let Err(signal) = py.check_signals() {
+                (failure, stop) = (Some(signal), Some(Stop::new()));
+            } else {
+                failure = attend().err();
+            }
+            if failure.is_some() {
+                cancel();
+            }
+        }
+    });
+    drop(stop);
+    (result.expect("the work has ended"), failure)
+}
+
+/// Calls whose thread has got a signal, and that have not ended.
+static STOPS: AtomicUsize = AtomicUsize::new(0);
+
+/// Ends waits for stores until it is dropped: those of all threads, since nothing tells which of
+/// them wait for this one.
+struct Stop;
+
+impl Stop {
+    fn new() -> Self {
+        STOPS.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        STOPS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether waits for stores shall end.
+pub(crate) fn is_stopped() -> bool {
+    STOPS.load(Ordering::Relaxed) > 0
 }
 
 /// Progress that work tells, for the caller's thread to pass on.

@@ -11,11 +11,12 @@ import subprocess
 import sys
 import textwrap
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import stores
 
 # Models here are so small that threads take longer to start than to work; before PyTorch is there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -219,3 +220,18 @@ def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """
     if request.node.get_closest_marker("gpu"):
         monkeypatch.setattr("df11._plan.LEAST_SAVED", -(1 << 20))
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The URL of a server of S3 with one bucket, `models`."""
+    pytest.importorskip("moto")
+    with stores.s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {**stores.S3, "AWS_ENDPOINT_URL": s3}.items():
+        monkeypatch.setenv(name, value)
+    return s3

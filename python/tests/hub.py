@@ -39,6 +39,7 @@ class Hub:
                 self.do_GET()
 
             def do_GET(self) -> None:
+                self.headers["Query"] = urlsplit(self.path).query
                 status, headers, body = hub.answer(unquote(urlsplit(self.path).path), self.headers)
                 self.send_response(status)
                 for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -71,8 +72,7 @@ class Hub:
             told = {"X-Repo-Commit": repository.sha}
             if name not in repository.files:
                 return 404, {**told, "X-Error-Code": "EntryNotFound"}, b""
-            file = repository.files[name]
-            return _content(file.read_bytes(), headers["Range"], {**told, "ETag": _tag(file)})
+            return content_of(repository.files[name], headers["Range"], told)
         assert api == "" and kind in ("revision", "tree"), path
         files = [
             {"type": "file", "path": name, "size": file.stat().st_size, "oid": _etag(file)}
@@ -93,19 +93,16 @@ class Hub:
         return {"/".join(parts[:2] + parts[4:]) for parts in got if parts[2] == "resolve"}
 
 
-def _content(
-    body: bytes, asked: str | None, told: dict[str, str]
+def content_of(
+    file: Path, asked: str | None, told: dict[str, str]
 ) -> tuple[int, dict[str, str], bytes]:
     """All of a file, or the range that a header asks for."""
+    body, told = file.read_bytes(), {**told, "ETag": f'"{_etag(file)}"'}
     if asked is None:
         return 200, told, body
     first, last = asked.removeprefix("bytes=").split("-")
     begin, end = int(first), min(int(last) + 1, len(body))
     return 206, {**told, "Content-Range": f"bytes {begin}-{end - 1}/{len(body)}"}, body[begin:end]
-
-
-def _tag(file: Path) -> str:
-    return f'"{_etag(file)}"'
 
 
 def _etag(file: Path) -> str:

@@ -1,73 +1,25 @@
 """Containers in object stores, behind HTTP and on the Hub."""
 
 import hashlib
+import importlib
 import json
+import os
 import shutil
-import socket
+import signal
 import subprocess
 import sys
+import threading
 import time
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import SAMPLE, run, write_safetensors
 from hub import Hub, Repository
+from stores import send, upload
 
 import df11
 from df11 import _hub
-
-#: Credentials of the server of the tests.
-S3 = {
-    "AWS_ACCESS_KEY_ID": "test-key",
-    "AWS_SECRET_ACCESS_KEY": "test-secret-value",
-    "AWS_REGION": "us-east-1",
-}
-
-
-def send(method: str, url: str, body: bytes = b"") -> None:
-    headers = {"Content-Type": "application/octet-stream"}
-    request = urllib.request.Request(url, body, headers, method=method)
-    urllib.request.urlopen(request, timeout=60).close()
-
-
-def put(url: str, body: bytes = b"") -> None:
-    send("PUT", url, body)
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[str]:
-    """The URL of a server of S3 with one bucket, `models`."""
-    pytest.importorskip("moto")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    silent = subprocess.DEVNULL
-    server = subprocess.Popen(command, stdout=silent, stderr=silent)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                put(f"{url}/models")
-                break
-            except OSError:
-                time.sleep(0.2)
-        else:
-            raise AssertionError("moto did not start")
-        yield url
-    finally:
-        server.terminate()
-        server.wait()
-
-
-@pytest.fixture
-def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {**S3, "AWS_ENDPOINT_URL": s3}.items():
-        monkeypatch.setenv(name, value)
-    return s3
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +38,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "config.json").write_text('{"model_type": "llama"}')
     df11.compress(source, root / "out", progress=False)
     return root / "out"
-
-
-def upload(url: str, folder: Path, prefix: str) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            put(f"{url}/models/{prefix}/{file.relative_to(folder)}", file.read_bytes())
 
 
 def hashes(model: df11.Model) -> dict[str, str]:
@@ -297,6 +243,30 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
+def test_a_signed_url_opens_it_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    module, answer = torch.nn.Linear(256, 512).bfloat16(), hub.answer
+    safetensors.save_file(module.state_dict(), tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "served/x.df11", progress=False)
+    url = f"{http(hub, tmp_path / 'served')}/x.df11"
+
+    def guarded(path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        is_known = headers["Query"] == "Signature=do-not-show"
+        return answer(path, headers) if is_known else (403, {}, b"")
+
+    monkeypatch.setattr(hub, "answer", guarded)
+    with pytest.raises(df11.IoError, match="credentials"):
+        df11.open(url)
+    attached = df11.attach(module, f"{url}?Signature=do-not-show", device="cpu")
+    [(_, origin)] = importlib.import_module("df11._origin").origins(attached)
+    origin.close()
+    assert origin.container["weight"].shape == (512, 256)
+    assert "do-not-show" not in f"{origin} {origin.container} {df11.report(attached)}"
+
+
 def test_names_are_far_in_any_case_and_tell_no_password() -> None:
     url = "HTTPS://user:pa/ss@host/m?X-Amz-Signature=sig"
     with pytest.raises(df11.ParameterError, match=r"^HTTPS://host/m takes no revision"):
@@ -308,6 +278,97 @@ def test_names_are_far_in_any_case_and_tell_no_password() -> None:
 def test_compress_reads_files_alone(bucket: str, tmp_path: Path) -> None:
     with pytest.raises(df11.ParameterError, match="fetch it first"):
         df11.compress("s3://models/bf16", tmp_path / "out", progress=False)
+
+
+class Stall:
+    """Makes a server silent after some requests for files, until `ends` is set."""
+
+    def __init__(self, hub: Hub, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.ends = threading.Event(), threading.Event()
+        self.left, self.answer = requests, hub.answer
+        monkeypatch.setattr(hub, "answer", self)
+
+    def __call__(self, path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        self.left -= 1
+        if self.left < 0 and not self.ends.is_set():
+            self.begun.set()
+            self.ends.wait(60)
+        return self.answer(path, headers)
+
+
+#: Requests that open the two containers of `folder` behind HTTP: the index, and two for each.
+OPENING = 5
+
+
+def interrupted(stall: Stall, command: list[str], how: int, place: Path) -> subprocess.Popen[str]:
+    """Starts a run in a folder, and sends it a signal when the server has become silent."""
+    own = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(place)}
+    run = subprocess.Popen(
+        [sys.executable, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=place,
+        env=os.environ | own,
+    )
+    assert stall.begun.wait(60)
+    time.sleep(0.2)
+    run.send_signal(how)
+    return run
+
+
+@pytest.mark.parametrize("requests", [0, 2, OPENING], ids=["index", "directory", "tensor"])
+def test_ctrl_c_ends_a_wait(
+    hub: Hub, folder: Path, tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and the same process can read afterwards."""
+    script = """
+import sys, time, df11
+
+def read():
+    for tensor in df11.open(sys.argv[1]).values():
+        tensor.decode_into(bytearray(tensor.nbytes))
+
+try:
+    read()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    input()
+    read()
+    print("read")
+"""
+    url = http(hub, folder)
+    stall = Stall(hub, requests, monkeypatch)
+    with interrupted(stall, ["-c", script, url], signal.SIGINT, tmp_path) as run:
+        begin = time.monotonic()
+        assert run.stdout is not None and run.stdout.readline() == "interrupted\n"
+        assert time.monotonic() - begin < 2
+        stall.ends.set()
+        out, err = run.communicate("\n", timeout=60)
+    assert (out, run.returncode) == ("read\n", 0), err
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("requests", [0, OPENING, OPENING + 1])
+def test_signals_end_the_command(
+    hub: Hub,
+    folder: Path,
+    tmp_path: Path,
+    how: int,
+    requests: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = http(hub, folder)
+    stall = Stall(hub, requests, monkeypatch)
+    words = ["-m", "df11", "decompress", url, "-o", "restored"]
+    with interrupted(stall, words, how, tmp_path) as run:
+        begin = time.monotonic()
+        _, err = run.communicate(timeout=60)
+        assert time.monotonic() - begin < 2
+        stall.ends.set()
+    assert (run.returncode, list(tmp_path.iterdir())) == (128 + how, []), err
+    assert "interrupted; nothing is left half-written" in err
 
 
 def test_a_fork_opens_its_own(hub: Hub, folder: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from vllm.config.load import LoadConfig
 
 import df11
-from df11._hub import WEIGHTS
+from df11._link import WEIGHTS
 from df11.vllm._deferred import Deferred
 from df11.vllm._files import containers_of
 from df11.vllm._loader import Df11ModelLoader

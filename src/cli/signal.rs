@@ -27,4 +27,6 @@ pub(super) fn interrupted_code() -> u8 {
 /// Takes over the signals. Without a handler, a signal ends the process at once.
 pub(super) fn take_over() {
     watch_stops(&SIGNAL);
+    #[cfg(feature = "remote")]
+    df11::hazmat::end_waits_when(is_interrupted);
 }

@@ -5,9 +5,6 @@ use std::{ops::Range, sync::Arc};
 use super::shard::{LOCKS, Shard};
 use crate::{Result, parallel};
 
-/// Chunks from beyond a network that a container keeps, at least.
-const KEPT_CHUNKS: usize = 64;
-
 /// Bytes of a read up to which its chunks are fetched one after the other.
 const ALONE_BYTES: u64 = 4 << 20;
 
@@ -35,17 +32,12 @@ impl Shard {
     /// A chunk from beyond a network, checked.
     fn far_chunk(&self, chunk: usize) -> Result<Arc<Vec<u8>>> {
         let _lock = parallel::lock(&self.locks[chunk % LOCKS]);
-        let kept = parallel::lock(&self.kept).iter().find(|(at, _)| *at == chunk).cloned();
-        if let Some((_, bytes)) = kept {
+        if let Some(bytes) = self.kept.find(&self.path, chunk) {
             return Ok(bytes);
         }
         let bytes = Arc::new(self.read_unchecked(self.chunks[chunk].clone())?.into_owned());
         self.accept_checksum(chunk, crc32fast::hash(&bytes))?;
-        let mut kept = parallel::lock(&self.kept);
-        if kept.len() >= KEPT_CHUNKS.max(4 * rayon::current_num_threads()) {
-            kept.pop_front();
-        }
-        kept.push_back((chunk, Arc::clone(&bytes)));
+        self.kept.add(&self.path, chunk, &bytes);
         Ok(bytes)
     }
 

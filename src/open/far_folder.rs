@@ -1,66 +1,62 @@
 //! Side files beside containers that lie beyond a network.
 
 use std::{
+    env, fs,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::OnceLock,
 };
 
-use tempfile::TempDir;
-
-use super::{beside::MARK_BYTES, original::OriginalFile};
-use crate::{Error, Result, source::MAX_SIDE_BYTES, store::Place};
+use super::{beside::MARK_BYTES, model::Model};
+use crate::{Error, Result, source::MAX_SIDE_BYTES, store::Place, temporary::TemporaryFolder};
 
 /// The folder of a model beyond a network: files beside its containers are fetched when they are
 /// first asked for.
 #[derive(Debug)]
 pub(super) struct FarFolder {
-    place: Arc<Place>,
-    /// Where it lies in the place, with a `/` at the end unless it is all of it.
-    prefix: String,
-    fetched: OnceLock<TempDir>,
+    place: Place,
+    fetched: OnceLock<TemporaryFolder>,
 }
 
 impl FarFolder {
-    pub(super) fn new(place: &Arc<Place>, prefix: &str) -> Self {
-        Self { place: Arc::clone(place), prefix: prefix.to_owned(), fetched: OnceLock::new() }
+    pub(super) fn new(place: Place) -> Self {
+        Self { place, fetched: OnceLock::new() }
     }
 
     /// Its name, which begins the names of the containers in it.
     pub(super) fn name(&self) -> PathBuf {
-        self.place.name_of(&self.prefix).into()
+        self.place.name_of("").into()
     }
 
     /// A local folder with the side files that a model records, as far as they are there.
-    pub(super) fn fetch<'m>(&self, files: impl Iterator<Item = OriginalFile<'m>>) -> Result<&Path> {
+    pub(super) fn fetch(&self, model: &Model) -> Result<&Path> {
         if self.fetched.get().is_none() {
-            let folder = tempfile::tempdir()
-                .map_err(|error| Error::io("creating a folder in", std::env::temp_dir(), error))?;
-            for file in files {
-                self.fetch_file(file, folder.path())?;
-            }
+            let folder = TemporaryFolder::new_in(&env::temp_dir())?;
+            self.fetch_recorded(model, folder.path())?;
             // Another thread may have been faster.
             let _ = self.fetched.set(folder);
         }
         Ok(self.fetched.get().expect("it was set").path())
     }
 
-    fn fetch_file(&self, file: OriginalFile<'_>, folder: &Path) -> Result<()> {
-        Error::check_limit(
-            format_args!("the length in bytes of {:?} beside the containers", file.path()),
-            file.length(),
-            MAX_SIDE_BYTES,
-        )?;
-        let path = format!("{}{}", self.prefix, file.path());
-        let bytes = match self.place.read(&path, file.length() + MARK_BYTES) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(());
-            }
-            found => found?,
-        };
-        let to = folder.join(file.path());
+    /// Fetches the side files that a model records into a local folder, as far as they are there.
+    pub(super) fn fetch_recorded(&self, model: &Model, folder: &Path) -> Result<()> {
+        model.files_beside().try_for_each(|file| {
+            Error::check_limit(
+                format_args!("the length in bytes of {:?} beside the containers", file.path()),
+                file.length(),
+                MAX_SIDE_BYTES,
+            )?;
+            self.fetch_file(file.path(), file.length() + MARK_BYTES, folder)
+        })
+    }
+
+    /// Fetches a file of at most this many bytes, if it is there.
+    pub(super) fn fetch_file(&self, path: &str, most: u64, folder: &Path) -> Result<()> {
+        let Some(bytes) = self.place.read_if_there(path, most)? else { return Ok(()) };
+        let to = folder.join(path);
         let parent = to.parent().unwrap_or(folder);
-        std::fs::create_dir_all(parent)
-            .and_then(|()| std::fs::write(&to, bytes))
+        fs::create_dir_all(parent)
+            .and_then(|()| fs::write(&to, bytes))
             .map_err(|error| Error::io("writing", &to, error))
     }
 }

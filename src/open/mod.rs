@@ -7,6 +7,7 @@ mod decoder;
 mod far;
 #[cfg(feature = "remote")]
 mod far_folder;
+mod kept;
 mod model;
 mod opening;
 mod options;

@@ -88,12 +88,18 @@ impl Model {
         Self { far_folder: Some(folder), ..self }
     }
 
+    /// The folder beyond a network in which it lies.
+    #[cfg(feature = "remote")]
+    pub(super) fn far_folder(&self) -> Option<&FarFolder> {
+        self.far_folder.as_ref()
+    }
+
     /// The folder with the side files beside its containers, if it has one. From beyond a network
     /// they are fetched to a temporary one, the first time.
     pub(crate) fn side_folder(&self) -> Result<Option<&Path>> {
         #[cfg(feature = "remote")]
         if let Some(folder) = &self.far_folder {
-            return folder.fetch(self.files_beside()).map(Some);
+            return folder.fetch(self).map(Some);
         }
         Ok(self.folder())
     }

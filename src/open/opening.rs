@@ -47,7 +47,7 @@ impl OpenOptions {
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         let path = path.as_ref();
         if let Some(name) = name_of(path) {
-            return self.open_name(name);
+            return self.open_all_named(name)?.single("open");
         }
         let metadata = fs::metadata(path)
             .map_err(|error| Error::io("opening", path, or_fetch(path, error)))?;
@@ -108,8 +108,7 @@ impl OpenOptions {
         check_installed(root)?;
         let list = root.join(PIPELINE);
         if !list.is_file() {
-            let alone = Component::new("", self.open(root)?);
-            return Ok(Models { components: vec![alone], missing: Vec::new() });
+            return Ok(Models::alone(self.open(root)?));
         }
         let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
         let listed = listed_components(rest.shards()[0].directory())
@@ -167,10 +166,6 @@ fn name_of(path: &Path) -> Option<&str> {
 
 #[cfg(not(feature = "remote"))]
 impl OpenOptions {
-    fn open_name(&self, name: &str) -> Result<Model> {
-        self.open_all_named(name)?.single("open")
-    }
-
     #[expect(clippy::unused_self, reason = "as with the feature")]
     fn open_all_named(&self, name: &str) -> Result<Models> {
         let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
@@ -299,6 +294,11 @@ pub struct Models {
 }
 
 impl Models {
+    /// A model that is no component.
+    pub(super) fn alone(model: Model) -> Self {
+        Self { components: vec![Component::new("", model)], missing: Vec::new() }
+    }
+
     #[cfg(feature = "remote")]
     pub(super) fn new(components: Vec<Component<Model>>, missing: Vec<String>) -> Self {
         Self { components, missing }

@@ -1,6 +1,10 @@
 //! Opening names of object stores, HTTP and the Hub.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use super::{
     far_folder::FarFolder,
@@ -9,40 +13,30 @@ use super::{
     options::OpenOptions,
     shard::Shard,
 };
-use crate::{Error, Result, parallel, paths::PIPELINE, source::Component, store::Place};
+use crate::{
+    Error, Result, parallel,
+    paths::PIPELINE,
+    source::{Component, MAX_SIDE_BYTES},
+    store::Place,
+};
 
 /// Containers of a place whose directories are read at once.
 const OPENED_AT_ONCE: usize = 8;
 
 impl OpenOptions {
-    /// Opens what a name stands for: a container, or a folder with all its shards.
-    pub(super) fn open_name(&self, name: &str) -> Result<Model> {
-        let place = Arc::new(Place::of(name, self.patience)?);
+    /// Opens what a name stands for: a container, a folder with all its shards, or all components
+    /// of a pipeline.
+    pub(super) fn open_all_named(&self, name: &str) -> Result<Models> {
+        let place = Place::of(name, self.patience)?;
         if place.is_file() {
-            return Model::new(vec![self.far_shard(&place, "")?], None);
+            let shards = self.far_shards(&place, &[""])?;
+            return Ok(Models::alone(Model::new(shards, None)?));
         }
         let paths = place.containers()?;
-        if paths.iter().any(|path| path == PIPELINE) {
-            let problem =
-                format!("{} holds a pipeline, which is several models", place.name_of(""));
-            let remedy = "name the folder of one of its components, or use what takes a pipeline";
-            return Err(Error::parameter(problem, remedy));
-        }
-        self.far_model(&place, "", &paths)
-    }
-
-    /// As [`OpenOptions::open_name`], or all components of a pipeline.
-    pub(super) fn open_all_named(&self, name: &str) -> Result<Models> {
-        let place = Arc::new(Place::of(name, self.patience)?);
-        let paths = if place.is_file() { Vec::new() } else { place.containers()? };
         if !paths.iter().any(|path| path == PIPELINE) {
-            let model = match &*paths {
-                [] => Model::new(vec![self.far_shard(&place, "")?], None)?,
-                paths => self.far_model(&place, "", paths)?,
-            };
-            return Ok(Models::new(vec![Component::new("", model)], Vec::new()));
+            return Ok(Models::alone(self.far_model(place, &paths)?));
         }
-        let rest = Model::new(vec![self.far_shard(&place, PIPELINE)?], None)?;
+        let rest = Model::new(self.far_shards(&place, &[PIPELINE])?, None)?;
         let list = PathBuf::from(place.name_of(PIPELINE));
         let listed = listed_components(rest.shards()[0].directory())
             .map_err(|error| error.in_file(&list))?
@@ -50,7 +44,7 @@ impl OpenOptions {
                 Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
             })?;
         let (mut components, missing) = self.far_components(&place, &listed, &paths)?;
-        let rest = rest.beside(listed.into_keys()).in_far_folder(FarFolder::new(&place, ""));
+        let rest = rest.beside(listed.into_keys()).in_far_folder(FarFolder::new(place));
         components.push(Component::new("", rest));
         Ok(Models::new(components, missing))
     }
@@ -58,7 +52,7 @@ impl OpenOptions {
     /// The components that are there, and the folders of those that are not.
     fn far_components(
         &self,
-        place: &Arc<Place>,
+        place: &Place,
         listed: &BTreeMap<String, String>,
         paths: &[String],
     ) -> Result<(Vec<Component<Model>>, Vec<String>)> {
@@ -71,7 +65,7 @@ impl OpenOptions {
                 missing.push(folder.clone());
                 continue;
             }
-            let model = self.far_model(place, &prefix, &own)?;
+            let model = self.far_model(place.within(folder), &own)?;
             if model.identity().to_hex().as_str() != identity {
                 let name = place.name_of(folder);
                 let problem = format!("{name} is another model than {PIPELINE} lists");
@@ -84,51 +78,80 @@ impl OpenOptions {
 
     /// The model of a folder: the containers that lie directly in it if they are all of a model's,
     /// or else those in its subfolders too.
-    fn far_model(&self, place: &Arc<Place>, prefix: &str, paths: &[String]) -> Result<Model> {
-        let (own, below): (Vec<&String>, Vec<&String>) =
-            paths.iter().partition(|path| !path.contains('/'));
-        let mut shards = self.far_shards(place, prefix, &own)?;
+    fn far_model(&self, place: Place, paths: &[String]) -> Result<Model> {
+        let (own, below): (Vec<&str>, Vec<&str>) =
+            paths.iter().map(String::as_str).partition(|path| !path.contains('/'));
+        let mut shards = self.far_shards(&place, &own)?;
         let count = |shard: &Shard| shard.directory().shard.shard_count.get();
         if shards.first().is_none_or(|first| count(first) > shards.len() as u64) {
-            shards.extend(self.far_shards(place, prefix, &below)?);
+            shards.extend(self.far_shards(&place, &below)?);
         }
-        Ok(Model::new(shards, None)?.in_far_folder(FarFolder::new(place, prefix)))
+        Ok(Model::new(shards, None)?.in_far_folder(FarFolder::new(place)))
     }
 
-    /// Opens some containers at once, since each waits for the network.
-    fn far_shards(&self, place: &Place, prefix: &str, paths: &[&String]) -> Result<Vec<Shard>> {
-        let open = |path: &&String| self.far_shard(place, &format!("{prefix}{path}"));
-        let mut shards = Vec::with_capacity(paths.len());
+    /// Opens some containers at once, since each waits for the network; whole ones come one after
+    /// the other.
+    fn far_shards(&self, place: &Place, paths: &[&str]) -> Result<Vec<Shard>> {
+        let (mut shards, kept) = (Vec::with_capacity(paths.len()), Arc::default());
         for some in paths.chunks(OPENED_AT_ONCE) {
             let opened: Vec<Result<Shard>> = std::thread::scope(|scope| {
-                let threads: Vec<_> =
-                    some.iter().map(|path| scope.spawn(move || open(path))).collect();
+                let threads: Vec<_> = some
+                    .iter()
+                    .map(|path| scope.spawn(|| advised(self.far_shard(place, path))))
+                    .collect();
                 threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
             });
-            shards.extend(opened.into_iter().collect::<Result<Vec<_>>>()?);
+            for shard in opened {
+                let mut shard = shard?;
+                shard.kept = Arc::clone(&kept);
+                // No length is believed before header and directory are right.
+                shards.push(if self.in_memory { advised(self.whole(shard))? } else { shard });
+            }
         }
         Ok(shards)
     }
 
     fn far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
-        self.try_far_shard(place, path).map_err(|error| match error {
-            error @ Error::Corrupt { remedy: None, .. } => {
-                error.remedied("open it again; if it is damaged in the store, upload it again")
-            }
-            other => other,
-        })
+        let name = PathBuf::from(place.name_of(path));
+        Shard::open(name, Box::new(place.object(path)?), self.checksums)
     }
 
-    fn try_far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
-        let (name, object) = (PathBuf::from(place.name_of(path)), place.object(path)?);
-        if !self.in_memory {
-            return Shard::open(name, Box::new(object), self.checksums);
-        }
-        // Header and directory first: no length is believed before they are right.
-        let far = Shard::open(name.clone(), Box::new(object), self.checksums)?;
-        let bytes = far.read_whole()?;
-        Shard::open(name, Box::new(bytes), self.checksums)
+    /// The same container in memory.
+    fn whole(&self, shard: Shard) -> Result<Shard> {
+        Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
     }
+
+    /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
+    /// folder: those that the containers record, and `others` beside them, as far as they are
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a name that is not a folder's or lacks containers; those of
+    /// [`OpenOptions::open`].
+    #[doc(hidden)]
+    pub fn fetch_side_files(&self, name: &str, folder: &Path, others: &[String]) -> Result<()> {
+        let models = self.open_all_named(name)?;
+        models.check_complete()?;
+        models.components().iter().try_for_each(|component| {
+            let (model, into) = (&component.model, folder.join(&component.folder));
+            let far = model.far_folder().ok_or_else(|| {
+                let problem = format!("{} is one container", model.shards()[0].path().display());
+                Error::parameter(problem, "name a folder of containers")
+            })?;
+            far.fetch_recorded(model, &into)?;
+            others.iter().try_for_each(|path| far.fetch_file(path, MAX_SIDE_BYTES, &into))
+        })
+    }
+}
+
+/// The same, with advice for a container that is damaged.
+fn advised<T>(opened: Result<T>) -> Result<T> {
+    opened.map_err(|error| match error {
+        error @ Error::Corrupt { remedy: None, .. } => {
+            error.remedied("open it again; if it is damaged in the store, upload it again")
+        }
+        other => other,
+    })
 }
 
 impl Shard {

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::{
     borrow::Cow,
-    collections::VecDeque,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -15,6 +14,7 @@ use std::{
 
 use rayon::prelude::*;
 
+use super::kept::KeptChunks;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -44,7 +44,7 @@ pub struct Shard {
     checked: Vec<AtomicU64>,
     pub(super) locks: Vec<Mutex<()>>,
     /// The chunks that came last over a network, checked.
-    pub(super) kept: Mutex<VecDeque<(usize, Arc<Vec<u8>>)>>,
+    pub(super) kept: Arc<KeptChunks>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -91,7 +91,7 @@ impl Shard {
             checked: (0..chunks.len().div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
             chunks,
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
-            kept: Mutex::default(),
+            kept: Arc::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             tensors_of_files: OnceLock::new(),

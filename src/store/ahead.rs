@@ -7,15 +7,20 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
-    io, mem,
+    collections::VecDeque,
+    io,
     ops::Range,
+    ptr,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
 };
 
 use tokio::{runtime::Handle, task::AbortHandle};
 
-use super::fetch::{ObjectSource, Version};
+use super::{
+    batches::{QueuePiece, plan},
+    fetch::{ObjectSource, Version},
+    interrupt,
+};
 use crate::parallel;
 
 /// Bytes of a batch, at least, and for each thread that may read.
@@ -24,10 +29,41 @@ const THREAD_BYTES: u64 = 2 << 20;
 /// Batches that are fetched beyond the one that is read, and kept before it.
 const AHEAD: usize = 3;
 const BEHIND: usize = 2;
-/// The longest piece: one request.
-const PIECE_BYTES: u64 = 16 << 20;
-/// Bytes between two ranges that are fetched with them, since another request would take longer.
-const GAP_BYTES: u64 = 64 << 10;
+/// Bytes that the queues of a place hold, at most, besides the queue that is read.
+const OTHERS_BYTES: u64 = 256 << 20;
+
+/// The queues of a place, the one that was read last first.
+pub(super) struct Queues {
+    recent: Mutex<VecDeque<Weak<AheadQueue>>>,
+    others_bytes: u64,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self { recent: Mutex::default(), others_bytes: OTHERS_BYTES }
+    }
+}
+
+impl Queues {
+    /// Puts a queue first, since it is read; frees those that then are too many.
+    fn put_first(&self, queue: &Arc<AheadQueue>) {
+        let mut recent = parallel::lock(&self.recent);
+        let is_it = |other: &Weak<AheadQueue>| ptr::eq(other.as_ptr(), Arc::as_ptr(queue));
+        if recent.front().is_some_and(is_it) {
+            return;
+        }
+        recent.retain(|other| other.strong_count() > 0 && !is_it(other));
+        let mut bytes = 0;
+        for other in recent.iter().filter_map(Weak::upgrade) {
+            let mut state = parallel::lock(&other.state);
+            bytes += other.held_bytes(&state);
+            if bytes > self.others_bytes {
+                other.free(&mut state);
+            }
+        }
+        recent.push_front(Arc::downgrade(queue));
+    }
+}
 
 /// Pieces of one object, and which of them are here.
 pub(super) struct AheadQueue {
@@ -44,12 +80,7 @@ pub(super) struct Fetcher {
     pub(super) source: ObjectSource,
     pub(super) version: Version,
     pub(super) handle: &'static Handle,
-}
-
-/// A range that one request brings, and the batch that it is of.
-struct QueuePiece {
-    range: Range<u64>,
-    batch: usize,
+    pub(super) queues: Arc<Queues>,
 }
 
 #[derive(Default)]
@@ -91,13 +122,18 @@ impl AheadQueue {
         if offset >= range.end {
             return None;
         }
+        self.fetcher.queues.put_first(self);
         let mut state = parallel::lock(&self.state);
         self.move_to(*batch, &mut state);
         loop {
             match &state.bytes[index] {
                 PieceBytes::Away => return None,
                 PieceBytes::Coming => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    if let Err(stopped) = interrupt::check() {
+                        return Some(Err(stopped));
+                    }
+                    let waited = self.changed.wait_timeout(state, interrupt::TICK);
+                    (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 }
                 PieceBytes::Failed(kind, text) => {
                     return Some(Err(io::Error::new(*kind, text.clone())));
@@ -112,6 +148,20 @@ impl AheadQueue {
                 }
             }
         }
+    }
+
+    fn held_bytes(&self, state: &QueueState) -> u64 {
+        let held = self.pieces.iter().zip(&state.bytes);
+        let held = held.filter(|(_, bytes)| !matches!(bytes, PieceBytes::Away));
+        held.map(|(piece, _)| piece.range.end - piece.range.start).sum()
+    }
+
+    /// Frees all pieces. They are fetched again from the batch on that is read next.
+    fn free(&self, state: &mut QueueState) {
+        state.tasks.drain(..).for_each(|task| task.abort());
+        state.bytes.fill_with(PieceBytes::default);
+        (state.kept, state.next) = (state.read, state.read);
+        self.changed.notify_all();
     }
 
     /// Frees batches that were read, and begins to fetch those that are next.
@@ -137,7 +187,7 @@ impl AheadQueue {
 
     fn begin(self: &Arc<Self>, index: usize, state: &mut QueueState) {
         state.bytes[index] = PieceBytes::Coming;
-        let Fetcher { source, version, handle } = &self.fetcher;
+        let Fetcher { source, version, handle, .. } = &self.fetcher;
         let (source, version) = (source.clone(), version.clone());
         let range = self.pieces[index].range.clone();
         let coming = ComingPiece { to: Arc::downgrade(self), index };
@@ -184,107 +234,6 @@ impl Drop for AheadQueue {
     }
 }
 
-/// Cuts ranges into batches of this many bytes, and each batch into pieces: what lies side by side
-/// in the object is one piece, up to [`PIECE_BYTES`]. No byte is in two pieces.
-fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<Vec<usize>>) {
-    let mut plan = QueuePlan::default();
-    for range in ranges.iter().flat_map(|range| parallel::cut(range.clone(), least, 1)) {
-        plan.add(range, least);
-    }
-    plan.end_batch();
-    let QueuePlan { mut pieces, count, .. } = plan;
-    pieces.sort_by_key(|piece| piece.range.start);
-    let mut batches = vec![Vec::new(); count];
-    for (index, piece) in pieces.iter().enumerate() {
-        batches[piece.batch].push(index);
-    }
-    (pieces, batches)
-}
-
-/// A plan that grows by ranges.
-#[derive(Default)]
-struct QueuePlan {
-    pieces: Vec<QueuePiece>,
-    /// Whole batches.
-    count: usize,
-    /// The batch that grows, and its bytes.
-    batch: Vec<Range<u64>>,
-    bytes: u64,
-    /// The bytes that some batch has: starts and ends of ranges that do not touch.
-    taken: BTreeMap<u64, u64>,
-}
-
-impl QueuePlan {
-    fn add(&mut self, range: Range<u64>, least: u64) {
-        for part in self.take(range) {
-            self.bytes += part.end - part.start;
-            self.batch.push(part);
-        }
-        if self.bytes >= least {
-            self.end_batch();
-        }
-    }
-
-    /// The parts of a range that no batch has; now one has them.
-    fn take(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
-        let (mut parts, mut at) = (Vec::new(), range.start);
-        let mut whole = range.clone();
-        while let Some((&start, &end)) = self.taken.range(..=range.end).next_back() {
-            if end < range.start {
-                break;
-            }
-            self.taken.remove(&start);
-            parts.push(start..end);
-            whole = whole.start.min(start)..whole.end.max(end);
-        }
-        self.taken.insert(whole.start, whole.end);
-        let mut free = Vec::new();
-        for part in parts.into_iter().rev() {
-            free.push(at..part.start.max(at));
-            at = part.end.max(at);
-        }
-        free.push(at..range.end.max(at));
-        free.retain(|part| !part.is_empty());
-        free
-    }
-
-    fn is_free(&self, range: &Range<u64>) -> bool {
-        let before = self.taken.range(..range.end).next_back();
-        before.is_none_or(|(_, &end)| end <= range.start)
-    }
-
-    /// Joins the ranges of a batch to pieces.
-    fn end_batch(&mut self) {
-        if self.batch.is_empty() {
-            return;
-        }
-        let mut batch = mem::take(&mut self.batch);
-        batch.sort_by_key(|range| range.start);
-        let mut whole: Vec<Range<u64>> = Vec::new();
-        for range in batch {
-            match whole.last_mut() {
-                Some(last) if self.is_near(last.end..range.start) => last.end = range.end,
-                _ => whole.push(range),
-            }
-        }
-        let pieces = whole.into_iter().flat_map(|range| parallel::cut(range, PIECE_BYTES, 1));
-        self.pieces.extend(pieces.map(|range| QueuePiece { range, batch: self.count }));
-        (self.bytes, self.count) = (0, self.count + 1);
-    }
-
-    /// Whether to fetch the bytes between two ranges with them.
-    fn is_near(&mut self, gap: Range<u64>) -> bool {
-        if gap.is_empty() {
-            return true;
-        }
-        let is_near = gap.end - gap.start <= GAP_BYTES && self.is_free(&gap);
-        if is_near {
-            self.take(gap);
-        }
-        is_near
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
@@ -297,33 +246,12 @@ mod tests {
     use super::*;
     use crate::store::{Patience, object::wait, runtime};
 
-    const MIB: u64 = 1 << 20;
-
-    fn ranges_of(ranges: &[Range<u64>], least: u64) -> Vec<(usize, Range<u64>)> {
-        let (pieces, _) = plan(ranges, least);
-        pieces.into_iter().map(|piece| (piece.batch, piece.range)).collect()
-    }
-
-    #[test]
-    fn neighbours_are_one_piece_and_no_byte_is_fetched_twice() {
-        let near = [0..1000, 900..2000, 5000..6000, 10 * MIB..10 * MIB + 1, 1500..5500];
-        assert_eq!(ranges_of(&near, MIB), [(0, 0..6000), (0, 10 * MIB..10 * MIB + 1)]);
-        let apart = [0..MIB, 2 * MIB..3 * MIB, MIB / 2..5 * MIB / 2];
-        let found = ranges_of(&apart, MIB);
-        assert_eq!(found, [(0, 0..MIB), (2, MIB..2 * MIB), (1, 2 * MIB..3 * MIB)]);
-    }
-
-    #[test]
-    fn long_ranges_are_several_batches_and_pieces() {
-        let found = ranges_of(&[7..7 + 80 * MIB], 32 * MIB);
-        let batches: Vec<_> = found.iter().map(|(batch, _)| *batch).collect();
-        assert_eq!(batches, [0, 0, 1, 1, 2]);
-        assert!(found.windows(2).all(|pair| pair[0].1.end == pair[1].1.start));
-        assert_eq!((found[0].1.start, found[4].1.end), (7, 7 + 80 * MIB));
-    }
-
     /// Ten batches of one byte each, and so many requests at once.
     fn ten_batches(requests: usize) -> Arc<AheadQueue> {
+        batches_among(&Arc::default(), requests)
+    }
+
+    fn batches_among(queues: &Arc<Queues>, requests: usize) -> Arc<AheadQueue> {
         let (store, path) = (Arc::new(InMemory::new()), Path::from("x"));
         let handle = runtime::handle().unwrap();
         let (requests, patience) = (Arc::new(Semaphore::new(requests)), Patience::DEFAULT);
@@ -342,7 +270,7 @@ mod tests {
             batches: (0..10).map(|at| vec![at]).collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
-            fetcher: Fetcher { source, version, handle },
+            fetcher: Fetcher { source, version, handle, queues: Arc::clone(queues) },
         })
     }
 
@@ -361,6 +289,22 @@ mod tests {
     }
 
     #[test]
+    fn queues_that_others_followed_are_freed() {
+        let queues = Arc::new(Queues { recent: Mutex::default(), others_bytes: 2 + AHEAD as u64 });
+        let all: Vec<_> = (0..3).map(|_| batches_among(&queues, 1)).collect();
+        let mut byte = [0];
+        for at in 0..4 {
+            for (index, queue) in all.iter().enumerate() {
+                assert_eq!(queue.read(at, &mut byte).unwrap().unwrap(), 1);
+                assert_eq!(byte[0], b'0' + at as u8, "{index}");
+                let others = (1..3).map(|next| &all[(index + next) % 3]);
+                let held = others.map(|other| other.held_bytes(&parallel::lock(&other.state)));
+                assert!(held.sum::<u64>() <= 2 + AHEAD as u64);
+            }
+        }
+    }
+
+    #[test]
     fn a_task_that_ends_early_is_not_waited_for() {
         let queue = ten_batches(0);
         let mut state = parallel::lock(&queue.state);
@@ -371,27 +315,5 @@ mod tests {
         thread::spawn(move || send.send(queue.read(0, &mut [0])));
         let found = found.recv_timeout(Duration::from_secs(30)).expect("an answer");
         assert!(found.unwrap().unwrap_err().to_string().contains("ended early"));
-    }
-
-    #[test]
-    fn random_ranges_are_covered_once() {
-        let mut seed = 1u64;
-        let mut next = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (seed >> 33) % below
-        };
-        for _ in 0..200 {
-            let ranges: Vec<_> = (0..20)
-                .map(|_| {
-                    let start = next(3000) * 1000;
-                    start..start + next(200_000)
-                })
-                .collect();
-            let found = ranges_of(&ranges, 100_000);
-            assert!(found.windows(2).all(|pair| pair[0].1.end <= pair[1].1.start));
-            for at in ranges.iter().flat_map(|range| range.clone().step_by(997)) {
-                assert!(found.iter().any(|(_, piece)| piece.contains(&at)), "{at}");
-            }
-        }
     }
 }

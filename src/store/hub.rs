@@ -39,28 +39,33 @@ impl Repository {
     /// # Errors
     /// [`Error::Parameter`] for what names no repository.
     pub(super) fn parse(text: &str) -> Result<Self> {
-        let mut parts = text.splitn(3, '/');
-        let (owner, named) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
-        let (name, revision) = named.split_once('@').unwrap_or((named, "main"));
-        let path = parts.next().unwrap_or("").trim_end_matches('/');
+        let (owner, rest) = text.split_once('/').unwrap_or((text, ""));
+        let end = rest.find(['/', '@']).unwrap_or(rest.len());
+        let (name, rest) = rest.split_at(end);
+        let (revision, path) = match rest.strip_prefix('@') {
+            Some(rest) => split_revision(rest),
+            None => ("main".to_owned(), rest),
+        };
+        let path = path.trim_matches('/');
         let is_word = |word: &str| {
             let is_char = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
             !word.is_empty() && !word.starts_with('.') && word.chars().all(is_char)
         };
         let is_path = path.is_empty() || check_path(path).is_ok();
-        if !is_word(owner) || !is_word(name) || check_path(revision).is_err() || !is_path {
+        if !is_word(owner) || !is_word(name) || check_path(&revision).is_err() || !is_path {
             let problem = format!("hf://{text} names no repository of the Hub");
             let remedy = "write it as hf://org/name, hf://org/name@revision or \
-                          hf://org/name@revision/path";
+                          hf://org/name@revision/path, with %2F for each / of the revision";
             return Err(Error::parameter(problem, remedy));
         }
         let name = format!("{owner}/{name}");
-        Ok(Self { name, revision: revision.to_owned(), path: path.to_owned() })
+        Ok(Self { name, revision, path: path.to_owned() })
     }
 
     /// The URL that answers with a [`Revision`].
     pub(super) fn api(&self) -> String {
-        format!("{}/api/models/{}/revision/{}", endpoint(), self.name, self.revision)
+        let revision = self.revision.replace('/', "%2F");
+        format!("{}/api/models/{}/revision/{revision}", endpoint(), self.name)
     }
 
     /// The URL of the files of a commit.
@@ -86,6 +91,15 @@ impl Revision {
         let paths = self.siblings.iter().map(|sibling| &*sibling.rfilename);
         paths.filter(|path| check_path(path).is_ok())
     }
+}
+
+/// A revision, and what follows it. Its slashes are written as `%2F`, except in what the Hub itself
+/// names: `refs/pr/1`, `refs/convert/name`.
+fn split_revision(text: &str) -> (String, &str) {
+    let own = ["refs/pr/", "refs/convert/"].into_iter().find(|start| text.starts_with(start));
+    let start = own.map_or(0, str::len);
+    let end = text[start..].find('/').map_or(text.len(), |at| start + at);
+    (text[..end].replace("%2F", "/").replace("%2f", "/"), &text[end..])
 }
 
 fn endpoint() -> String {
@@ -136,7 +150,16 @@ mod tests {
             path: path.to_owned(),
         };
         assert_eq!(found, of("org/name", "v1", "sub/x.df11"));
-        assert_eq!(Repository::parse("org/name/").unwrap(), of("org/name", "main", ""));
+        for (text, revision, path) in [
+            ("org/name/", "main", ""),
+            ("org/name@feature%2Fx/sub", "feature/x", "sub"),
+            ("org/name@refs/pr/1", "refs/pr/1", ""),
+            ("org/name@refs%2Fpr%2F1/sub/y@z.df11", "refs/pr/1", "sub/y@z.df11"),
+            ("org/name/sub@x", "main", "sub@x"),
+        ] {
+            assert_eq!(Repository::parse(text).unwrap(), of("org/name", revision, path), "{text}");
+        }
+        assert!(of("org/name", "feature/x", "").api().ends_with("/revision/feature%2Fx"));
         for wrong in ["", "org", "org/", "/name", "org/na me", "org/name@", "org/name/../x"] {
             assert!(Repository::parse(wrong).is_err(), "{wrong}");
         }

@@ -10,13 +10,17 @@
 //! ours ([`fetch`]): a retry goes on where the answer broke off, and compares the object's version.
 
 mod ahead;
+mod batches;
+mod client;
 mod fault;
 mod fetch;
 mod hub;
+mod interrupt;
 mod name;
 mod object;
 mod place;
 mod runtime;
 
 pub(crate) use fetch::Patience;
+pub use interrupt::end_waits_when;
 pub(crate) use place::Place;

@@ -5,16 +5,19 @@ use std::{
     fmt, io,
     ops::Range,
     process,
-    sync::{Arc, Mutex, Weak, mpsc},
+    sync::{
+        Arc, Mutex, Weak,
+        mpsc::{self, RecvTimeoutError},
+    },
 };
 
 use object_store::path::Path;
 use tokio::runtime::Handle;
 
 use super::{
-    ahead::{AheadQueue, Fetcher},
+    ahead::{AheadQueue, Fetcher, Queues},
     fetch::{ObjectSource, Version},
-    runtime,
+    interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, io::ReadAt, parallel};
 
@@ -30,6 +33,7 @@ pub(crate) struct Object {
     /// Sockets do not outlive a fork.
     process: u32,
     plans: Mutex<Vec<Weak<AheadQueue>>>,
+    queues: Arc<Queues>,
 }
 
 impl fmt::Debug for Object {
@@ -44,18 +48,19 @@ impl Object {
     ///
     /// # Errors
     /// [`Error::Io`], with what to do.
-    pub(super) fn open(source: ObjectSource, name: &str) -> Result<Self> {
+    pub(super) fn open(source: ObjectSource, queues: Arc<Queues>, name: &str) -> Result<Self> {
         let handle = runtime::handle()?;
         let first = source.clone();
         let found = wait(handle, async move { first.fetch(0..HEAD_BYTES, None).await });
         let (head, version) = found.map_err(|error| Error::io("opening", name, error))?;
         let (process, plans) = (process::id(), Mutex::default());
-        Ok(Self { source, version, head, handle, process, plans })
+        Ok(Self { source, version, head, handle, process, plans, queues })
     }
 
     fn fetcher(&self) -> Fetcher {
         let (source, version) = (self.source.clone(), self.version.clone());
-        Fetcher { source, version, handle: self.handle }
+        let queues = Arc::clone(&self.queues);
+        Fetcher { source, version, handle: self.handle, queues }
     }
 
     /// Reads bytes that are held or planned; None if they are neither.
@@ -142,14 +147,25 @@ pub(super) fn path_of(path: &str) -> Result<Path> {
     })
 }
 
-/// Runs a request and waits for it, also inside of another runtime.
+/// Runs a request and waits for it, also inside of another runtime; until the process is asked to
+/// stop.
 pub(super) fn wait<T: Send + 'static>(
     handle: &Handle,
     work: impl Future<Output = io::Result<T>> + Send + 'static,
 ) -> io::Result<T> {
     let (send, receive) = mpsc::sync_channel(1);
-    handle.spawn(async move {
+    let task = handle.spawn(async move {
         let _ = send.send(work.await);
     });
-    receive.recv().unwrap_or_else(|_| Err(io::Error::other("the request ended early")))
+    loop {
+        match receive.recv_timeout(interrupt::TICK) {
+            Ok(found) => return found,
+            Err(RecvTimeoutError::Timeout) => {
+                interrupt::check().inspect_err(|_| task.abort())?;
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(io::Error::other("the request ended early"));
+            }
+        }
+    }
 }

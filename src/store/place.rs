@@ -1,6 +1,6 @@
 //! Places: a file, or a folder with all that lies in it, and the store that has it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, io::ErrorKind, sync::Arc};
 
 use object_store::{
     ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
@@ -13,6 +13,8 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 
 use super::{
+    ahead::Queues,
+    client::Connector,
     fetch::{MOST_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
     name::Name,
@@ -31,6 +33,7 @@ const MAX_INDEX_BYTES: u64 = 64 << 20;
 const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 
 /// A file or a folder of a store.
+#[derive(Clone)]
 pub(crate) struct Place {
     store: Arc<dyn ObjectStore>,
     /// Where it is in the store; empty for all of it.
@@ -41,6 +44,7 @@ pub(crate) struct Place {
     listing: Listing,
     patience: Patience,
     requests: Arc<Semaphore>,
+    queues: Arc<Queues>,
 }
 
 /// Stores print their passwords and keys, so a place prints its name alone.
@@ -51,6 +55,7 @@ impl fmt::Debug for Place {
 }
 
 /// How a folder tells what it has.
+#[derive(Clone)]
 enum Listing {
     /// The store lists.
     Store,
@@ -86,7 +91,16 @@ impl Place {
     fn new(store: Arc<dyn ObjectStore>, name: &Name, listing: Listing, patience: Patience) -> Self {
         let shown = name.shown().trim_end_matches('/').to_owned();
         let requests = Arc::new(Semaphore::new(MOST_REQUESTS));
-        Self { store, path: String::new(), shown, is_file: false, listing, patience, requests }
+        Self {
+            store,
+            path: String::new(),
+            shown,
+            is_file: false,
+            listing,
+            patience,
+            requests,
+            queues: Arc::default(),
+        }
     }
 
     fn at(self, path: &str, is_file: bool) -> Self {
@@ -114,7 +128,7 @@ impl Place {
 
     /// The name of what it has at a path, for messages.
     pub(crate) fn name_of(&self, path: &str) -> String {
-        if path.is_empty() { self.shown.clone() } else { format!("{}/{path}", self.shown) }
+        join(&self.shown, path)
     }
 
     /// The object at a path below the place; of a file the path is empty. One request.
@@ -122,20 +136,29 @@ impl Place {
     /// # Errors
     /// [`Error::Io`].
     pub(crate) fn object(&self, path: &str) -> Result<Object> {
-        Object::open(self.source(path)?, &self.name_of(path))
+        Object::open(self.source(path)?, Arc::clone(&self.queues), &self.name_of(path))
     }
 
-    /// All bytes of a small file at a path below the place. One request.
+    /// A folder in this one.
+    pub(crate) fn within(&self, folder: &str) -> Self {
+        let (shown, path) = (self.name_of(folder), join(&self.path, folder));
+        Self { shown, path, ..self.clone() }
+    }
+
+    /// All bytes of a small file at a path below the place; None if there is no such file. One
+    /// request.
     ///
     /// # Errors
     /// [`Error::Io`], also if it has more than `most`.
-    pub(crate) fn read(&self, path: &str, most: u64) -> Result<Vec<u8>> {
-        read_small(&self.source(path)?, &self.name_of(path), most)
+    pub(crate) fn read_if_there(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>> {
+        match read_small(&self.source(path)?, &self.name_of(path), most) {
+            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
     }
 
     fn source(&self, path: &str) -> Result<ObjectSource> {
-        let whole = [&*self.path, path].into_iter().filter(|part| !part.is_empty());
-        let path = path_of(&whole.collect::<Vec<_>>().join("/"))?;
+        let path = path_of(&join(&self.path, path))?;
         let (store, requests) = (Arc::clone(&self.store), Arc::clone(&self.requests));
         Ok(ObjectSource { store, path, patience: self.patience, requests })
     }
@@ -192,7 +215,7 @@ impl Place {
         }
         for stem in STEMS {
             let name = format!("{stem}.safetensors.index.json");
-            let Some(bytes) = self.read_if_there(&name)? else { continue };
+            let Some(bytes) = self.read_if_there(&name, MAX_INDEX_BYTES)? else { continue };
             let index: WeightIndex = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::corrupt(self.name_of(&name), 0, error))?;
             let files: std::collections::BTreeSet<_> = index.weight_map.into_values().collect();
@@ -201,15 +224,12 @@ impl Place {
         }
         Ok(vec![format!("{}.df11", STEMS[0])])
     }
+}
 
-    fn read_if_there(&self, path: &str) -> Result<Option<Vec<u8>>> {
-        match self.read(path, MAX_INDEX_BYTES) {
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
-                Ok(None)
-            }
-            found => found.map(Some),
-        }
-    }
+/// Two parts of a path, of which either may be empty.
+fn join(folder: &str, path: &str) -> String {
+    let parts = [folder, path].into_iter().filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join("/")
 }
 
 /// Retries are those of [`ObjectSource::fetch`].
@@ -242,7 +262,7 @@ fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectSto
     for (key, value) in settings() {
         builder = builder.with_config(key, value);
     }
-    let store = builder.with_retry(no_retries()).build();
+    let store = builder.with_retry(no_retries()).with_http_connector(Connector).build();
     Ok(Arc::new(store.map_err(|_| refused(shown))?))
 }
 
@@ -250,7 +270,7 @@ fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectSto
 fn bucket(name: &Name) -> Result<Arc<dyn ObjectStore>> {
     macro_rules! built {
         ($builder:expr, $key:path) => {{
-            let mut builder = $builder.with_retry(no_retries());
+            let mut builder = $builder.with_retry(no_retries()).with_http_connector(Connector);
             for (key, value) in settings() {
                 builder = builder.with_config($key(key), value);
             }

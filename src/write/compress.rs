@@ -18,7 +18,6 @@ use super::{
     options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
     report::Report,
-    temporary::{TemporaryFile, check_absent, check_file, file_beside, parent_of, rename_file},
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -27,6 +26,7 @@ use crate::{
     paths::{is_container, is_pipeline_list},
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
+    temporary::{TemporaryFile, check_absent, check_file, file_beside, parent_of, rename_file},
 };
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files

@@ -11,10 +11,6 @@ use std::{
 use super::{
     input::{Input, Side},
     replace::check_earlier,
-    temporary::{
-        TemporaryFolder, aside_of, folder_beside, lock_folder, rename_folder, renaming,
-        sync_folder, sync_parent,
-    },
 };
 use crate::{
     Error, Result,
@@ -24,6 +20,10 @@ use crate::{
     },
     platform,
     source::Component,
+    temporary::{
+        TemporaryFolder, aside_of, folder_beside, lock_folder, rename_folder, renaming,
+        sync_folder, sync_parent,
+    },
 };
 
 /// Where the container of each weights file goes in a folder; of a pipeline's files without

@@ -12,16 +12,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    replace::earlier_containers,
-    temporary::{lock_folder, renaming, sync_folder, wait_for_folder},
-};
+use super::replace::earlier_containers;
 use crate::{
     Error, OpenOptions, Result,
     io::read_regular,
     paths::{ADDED, PENDING, check_path, is_container},
     platform,
     source::MAX_SIDE_BYTES,
+    temporary::{lock_folder, renaming, sync_folder, wait_for_folder},
 };
 
 /// Where a temporary folder has the new files: in a folder in this one, of any name.

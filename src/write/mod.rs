@@ -52,7 +52,6 @@ mod plan;
 mod replace;
 mod report;
 mod restore;
-mod temporary;
 
 pub use analysis::MIN_CODED_BYTES;
 pub use card::Loading;
@@ -64,4 +63,3 @@ pub use options::{Card, CompressOptions, DecompressOptions, Layout};
 pub use replace::{check_replaceable, earlier_containers};
 pub use report::Report;
 pub use restore::{Restored, decompress, decompress_all};
-pub use temporary::{Leftover, TemporaryFolder, leftovers, remove_leftovers, write_file};

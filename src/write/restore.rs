@@ -8,7 +8,6 @@ use super::{
     folder::{OutputFolder, check_nameable},
     input::Side,
     options::DecompressOptions,
-    temporary::{check_absent, check_file, file_beside, rename_file},
 };
 use crate::{
     Error, Model, Result,
@@ -22,6 +21,7 @@ use crate::{
     platform::{self, write_all_at},
     progress::{Observer, Stage, advance},
     source::{Component, Found, LeftOut, leads_out},
+    temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
 };
 
 /// Result of [`decompress`].
@@ -287,7 +287,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
 
 /// Refuses to begin what the disk of an output has no room for.
 fn check_space(out: &Path, bytes: u64) -> Result<()> {
-    let folder = super::temporary::parent_of(out);
+    let folder = parent_of(out);
     // Where the system does not tell, writing will.
     let Ok(free) = platform::free_bytes(folder) else { return Ok(()) };
     if bytes <= free {

@@ -61,6 +61,17 @@ fn a_fault_that_lasts_is_asked_about_once() {
 }
 
 #[test]
+fn the_body_of_an_error_is_not_read() {
+    let fixture = Fixture::new();
+    for (code, part) in [(403, "access is denied"), (503, "the server answered 503, 4 times")] {
+        fixture.server.answer(move |_| Answer::Endless(code));
+        let start = Instant::now();
+        check(&fixture, part);
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
+
+#[test]
 fn a_changed_object_is_named() {
     let fixture = Fixture::new();
     let model = fixture.open().unwrap();

@@ -17,6 +17,8 @@ pub(crate) enum Answer {
     Right,
     /// A status alone.
     Status(u16),
+    /// A status, and a body that does not end.
+    Endless(u16),
     /// The connection ends after so many bytes of the body.
     Cut(usize),
     /// Nothing for some time, and then the end of the connection.
@@ -136,6 +138,16 @@ fn status(mut stream: &TcpStream, status: u16) -> Option<()> {
     write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n{body}", body.len()).ok()
 }
 
+/// Sends a body until the other end closes; its bytes.
+fn endless(mut stream: &TcpStream, status: u16) -> u64 {
+    let (mut sent, part) = (0, [b'x'; 1 << 16]);
+    let _ = write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n\r\n");
+    while stream.write_all(&part).is_ok() {
+        sent += part.len() as u64;
+    }
+    sent
+}
+
 /// Sends a body; its bytes, and whether the connection is of use afterwards.
 fn send(
     mut stream: &TcpStream,
@@ -149,6 +161,7 @@ fn send(
     range.end = range.end.min(all.end);
     match answer {
         Answer::Status(code) => return (0, status(stream, code)),
+        Answer::Endless(code) => return (endless(stream, code), None),
         Answer::Silent => {
             thread::sleep(Duration::from_millis(600));
             return (0, None);

@@ -21,7 +21,9 @@ def register() -> None:
 
     from ._config import NAME, Df11Config
     from ._loader import register_loader
+    from ._stores import wrap_pulling
 
     register_quantization_config(NAME)(Df11Config)
     register_loader()
+    wrap_pulling()
     _registered = True

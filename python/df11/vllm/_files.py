@@ -15,10 +15,9 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtered_repo_files
 
-import df11
-
 from .._container import Tensors, in_both, is_there, naming
-from .._hub import WEIGHTS, check_inside, folder_of
+from .._hub import check_inside, folder_of
+from .._link import WEIGHTS, open_folder
 from ._config import NAME
 from ._deferred import Stored
 
@@ -77,9 +76,7 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     `ParameterError` if a container is missing; `ValueError` if the file repeats a tensor of the
     containers, `CorruptError` if it is damaged; the errors of `df11.open`.
     """
-    container = df11.open(folder)
-    container.check_complete()
-    tensors = Tensors(container)
+    tensors = Tensors(open_folder(folder))
     for name in tensors:
         yield name, Stored(tensors, name).tensor()
     if not is_there(folder / WEIGHTS):

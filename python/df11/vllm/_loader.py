@@ -31,6 +31,7 @@ from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
 from ._layers import NAMES, OPTIONS
 from ._orders import find_orders
+from ._stores import expect
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -71,6 +72,7 @@ class Df11ModelLoader(DefaultModelLoader):
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
+        expect(model_config)
         config = vllm_config.quant_config
         if isinstance(config, Df11Config):
             config.choose(self.options)
@@ -158,6 +160,7 @@ class Df11ModelLoader(DefaultModelLoader):
             yield source.prefix + name, value
 
     def download_model(self, model_config: ModelConfig) -> None:
+        expect(model_config)
         if self._containers(model_config.model, model_config.revision, None) is None:
             super().download_model(model_config)
 

@@ -38,16 +38,16 @@ const ATTEMPTS: usize = 16;
 /// A temporary folder that is in use until this is dropped, and with it the folder.
 #[derive(Debug)]
 pub struct TemporaryFolder {
-    pub(super) folder: TempDir,
+    pub(crate) folder: TempDir,
     _lock: Option<File>,
 }
 
 /// A temporary file that is in use until this is dropped, and with it the file.
 #[derive(Debug)]
-pub(super) struct TemporaryFile {
-    pub(super) file: NamedTempFile,
+pub(crate) struct TemporaryFile {
+    pub(crate) file: NamedTempFile,
     /// Held at least as long as the file has its temporary name.
-    pub(super) lock: Option<File>,
+    pub(crate) lock: Option<File>,
 }
 
 impl TemporaryFolder {
@@ -66,7 +66,7 @@ impl TemporaryFolder {
 }
 
 /// A temporary file in the folder of `path`; deleted when dropped.
-pub(super) fn file_beside(path: &Path) -> Result<TemporaryFile> {
+pub(crate) fn file_beside(path: &Path) -> Result<TemporaryFile> {
     let folder = parent_of(path);
     let make = || builder(0o666).tempfile_in(platform::long(folder));
     let (file, lock) = locked("file", folder, make, |file| file.as_file().try_clone())?;
@@ -74,12 +74,12 @@ pub(super) fn file_beside(path: &Path) -> Result<TemporaryFile> {
 }
 
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
-pub(super) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
+pub(crate) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
     locked_folder(parent_of(path), &builder(0o777))
 }
 
 /// A temporary folder for what has the output's name, while another output takes it.
-pub(super) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
+pub(crate) fn aside_of(path: &Path) -> Result<TemporaryFolder> {
     locked_folder(parent_of(path), Builder::new().prefix(ASIDE).rand_bytes(DRAWN))
 }
 
@@ -130,16 +130,16 @@ fn locked<T: AsRef<Path>>(
 }
 
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.
-pub(super) fn lock_folder(path: &Path) -> Option<File> {
+pub(crate) fn lock_folder(path: &Path) -> Option<File> {
     platform::lock(platform::open_folder(path).ok()?, path).ok()?
 }
 
 /// Locks a folder as soon as nobody else has its lock, where the file system has locks.
-pub(super) fn wait_for_folder(path: &Path) -> Option<File> {
+pub(crate) fn wait_for_folder(path: &Path) -> Option<File> {
     platform::wait_for_lock(platform::open_folder(path).ok()?, path).ok()
 }
 
-pub(super) fn parent_of(path: &Path) -> &Path {
+pub(crate) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -233,7 +233,7 @@ fn bytes_of(path: &Path) -> u64 {
 }
 
 /// Refuses an output that exists, and one that the next run would take for a leftover.
-pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
+pub(crate) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     if out.file_name().and_then(|name| name.to_str()).and_then(kind_of).is_some() {
         let problem =
             format!("{} is a name of temporary files, which other runs remove", out.display());
@@ -246,7 +246,7 @@ pub(super) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
 }
 
 /// Refuses to replace a pipe, a device or a socket by a file.
-pub(super) fn check_file(out: &Path) -> Result<()> {
+pub(crate) fn check_file(out: &Path) -> Result<()> {
     match fs::metadata(out) {
         Ok(metadata) if !metadata.is_file() => {
             let problem = format!("{} is not a regular file", out.display());
@@ -261,7 +261,7 @@ fn exists(out: &Path) -> Error {
 }
 
 /// The error of a rename; a name that another has taken meanwhile is one that exists.
-pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
+pub(crate) fn renaming(to: &Path, error: io::Error) -> Error {
     match error.kind() {
         io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty => exists(to),
         _ => Error::io("renaming to", to, platform::explain_use(error)),
@@ -269,7 +269,7 @@ pub(super) fn renaming(to: &Path, error: io::Error) -> Error {
 }
 
 /// Gives a file its name; in place of what has it only with `overwrite`.
-pub(super) fn rename_file(temporary: TemporaryFile, to: &Path, overwrite: bool) -> Result<()> {
+pub(crate) fn rename_file(temporary: TemporaryFile, to: &Path, overwrite: bool) -> Result<()> {
     let TemporaryFile { file, lock: _lock } = temporary;
     let place = platform::long(to);
     let renamed = if overwrite { file.persist(&place) } else { keeping(file, &place) };
@@ -316,7 +316,7 @@ pub fn write_file(path: &Path, bytes: &[u8], overwrite: bool) -> Result<()> {
 }
 
 /// Gives a folder a name that nothing has.
-pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(result) = platform::rename_keeping(from, to) {
         return result;
     }
@@ -329,13 +329,13 @@ pub(super) fn rename_folder(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Makes the names in the folder of `path` last.
-pub(super) fn sync_parent(path: &Path) -> Result<()> {
+pub(crate) fn sync_parent(path: &Path) -> Result<()> {
     sync_folder(parent_of(path))
 }
 
 /// Makes the names in a folder last, where the system and the file system can; elsewhere the system
 /// decides when.
-pub(super) fn sync_folder(folder: &Path) -> Result<()> {
+pub(crate) fn sync_folder(folder: &Path) -> Result<()> {
     match platform::sync_folder(folder) {
         Err(error) if !may_be_lacking(&error) => Err(Error::io("syncing", folder, error)),
         _ => Ok(()),
