@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-use super::{beside::MARK_BYTES, model::Model};
+use super::{beside::MARK_BYTES, original::OriginalFile};
 use crate::{Error, Result, source::MAX_SIDE_BYTES, store::Place, temporary::TemporaryFolder};
 
 /// The folder of a model beyond a network: files beside its containers are fetched when they are
@@ -27,20 +27,24 @@ impl FarFolder {
         self.place.name_of("").into()
     }
 
-    /// A local folder with the side files that a model records, as far as they are there.
-    pub(super) fn fetch(&self, model: &Model) -> Result<&Path> {
+    /// A local folder with these side files, as far as they are there.
+    pub(super) fn fetch<'m>(&self, files: impl Iterator<Item = OriginalFile<'m>>) -> Result<&Path> {
         if self.fetched.get().is_none() {
             let folder = TemporaryFolder::new_in(&env::temp_dir())?;
-            self.fetch_recorded(model, folder.path())?;
+            self.fetch_recorded(files, folder.path())?;
             // Another thread may have been faster.
             let _ = self.fetched.set(folder);
         }
         Ok(self.fetched.get().expect("it was set").path())
     }
 
-    /// Fetches the side files that a model records into a local folder, as far as they are there.
-    pub(super) fn fetch_recorded(&self, model: &Model, folder: &Path) -> Result<()> {
-        model.files_beside().try_for_each(|file| {
+    /// Fetches side files that containers record into a local folder, as far as they are there.
+    pub(super) fn fetch_recorded<'m>(
+        &self,
+        mut files: impl Iterator<Item = OriginalFile<'m>>,
+        folder: &Path,
+    ) -> Result<()> {
+        files.try_for_each(|file| {
             Error::check_limit(
                 format_args!("the length in bytes of {:?} beside the containers", file.path()),
                 file.length(),

@@ -99,7 +99,7 @@ impl Model {
     pub(crate) fn side_folder(&self) -> Result<Option<&Path>> {
         #[cfg(feature = "remote")]
         if let Some(folder) = &self.far_folder {
-            return folder.fetch(self).map(Some);
+            return folder.fetch(self.files_beside()).map(Some);
         }
         Ok(self.folder())
     }

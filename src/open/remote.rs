@@ -138,7 +138,7 @@ impl OpenOptions {
                 let problem = format!("{} is one container", model.shards()[0].path().display());
                 Error::parameter(problem, "name a folder of containers")
             })?;
-            far.fetch_recorded(model, &into)?;
+            far.fetch_recorded(model.files_beside(), &into)?;
             others.iter().try_for_each(|path| far.fetch_file(path, MAX_SIDE_BYTES, &into))
         })
     }
