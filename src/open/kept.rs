@@ -11,22 +11,30 @@ use crate::parallel;
 /// Chunks from beyond a network that the containers of a folder keep together, at least.
 const KEPT_CHUNKS: usize = 64;
 
-/// The chunks of some containers that were read last: container, chunk and bytes.
+struct KeptChunk {
+    container: PathBuf,
+    number: usize,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// The chunks of some containers that were read last.
 #[derive(Default)]
-pub(super) struct KeptChunks(Mutex<VecDeque<(PathBuf, usize, Arc<Vec<u8>>)>>);
+pub(super) struct KeptChunks(Mutex<VecDeque<KeptChunk>>);
 
 impl KeptChunks {
-    pub(super) fn find(&self, path: &Path, chunk: usize) -> Option<Arc<Vec<u8>>> {
+    pub(super) fn find(&self, container: &Path, number: usize) -> Option<Arc<Vec<u8>>> {
         let chunks = parallel::lock(&self.0);
-        let mut found = chunks.iter().filter(|(of, at, _)| *at == chunk && of == path);
-        found.next().map(|(.., bytes)| Arc::clone(bytes))
+        let mut all = chunks.iter();
+        let found = all.find(|chunk| chunk.number == number && chunk.container == container)?;
+        Some(Arc::clone(&found.bytes))
     }
 
-    pub(super) fn add(&self, path: &Path, chunk: usize, bytes: &Arc<Vec<u8>>) {
+    pub(super) fn add(&self, container: &Path, number: usize, bytes: &Arc<Vec<u8>>) {
         let mut chunks = parallel::lock(&self.0);
         if chunks.len() >= KEPT_CHUNKS.max(4 * rayon::current_num_threads()) {
             chunks.pop_front();
         }
-        chunks.push_back((path.to_owned(), chunk, Arc::clone(bytes)));
+        let (container, bytes) = (container.to_owned(), Arc::clone(bytes));
+        chunks.push_back(KeptChunk { container, number, bytes });
     }
 }

@@ -105,7 +105,7 @@ impl OpenOptions {
                 let mut shard = shard?;
                 shard.kept = Arc::clone(&kept);
                 // No length is believed before header and directory are right.
-                shards.push(if self.in_memory { advised(self.whole(shard))? } else { shard });
+                shards.push(if self.in_memory { advised(self.whole(&shard))? } else { shard });
             }
         }
         Ok(shards)
@@ -117,7 +117,7 @@ impl OpenOptions {
     }
 
     /// The same container in memory.
-    fn whole(&self, shard: Shard) -> Result<Shard> {
+    fn whole(&self, shard: &Shard) -> Result<Shard> {
         Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
     }
 

@@ -142,7 +142,7 @@ impl Place {
     /// A folder in this one.
     pub(crate) fn within(&self, folder: &str) -> Self {
         let (shown, path) = (self.name_of(folder), join(&self.path, folder));
-        Self { shown, path, ..self.clone() }
+        Self { path, shown, ..self.clone() }
     }
 
     /// All bytes of a small file at a path below the place; None if there is no such file. One

@@ -140,7 +140,7 @@ fn status(mut stream: &TcpStream, status: u16) -> Option<()> {
 
 /// Sends a body until the other end closes; its bytes.
 fn endless(mut stream: &TcpStream, status: u16) -> u64 {
-    let (mut sent, part) = (0, [b'x'; 1 << 16]);
+    let (mut sent, part) = (0, vec![b'x'; 1 << 16]);
     let _ = write!(stream, "HTTP/1.1 {status} X\r\nConnection: close\r\n\r\n");
     while stream.write_all(&part).is_ok() {
         sent += part.len() as u64;
