@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._container import in_both, is_there, naming
 from ._errors import unfit
-from ._hub import WEIGHTS, is_far
+from ._link import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
 from ._report import Report
 
