@@ -2,7 +2,7 @@
 
 vLLM pulls config and tokenizer into a local folder and keeps the name as `model_weights`; for such
 names it replaces the load format. If the config in the store names df11, the plugin does the same
-with a linked folder, and keeps the name behind `_OURS`, which vLLM takes for no store's.
+with a linked folder, and keeps the name after `_OURS`, which vLLM takes for no store's.
 """
 
 from __future__ import annotations
