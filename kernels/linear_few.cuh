@@ -21,8 +21,8 @@
 //
 //   early     weights and tables do not wait for the previous launch to end; x does. All copies go
 //             through one queue, so a warp of its own requests x between the requests of the others
-//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except the
-//             one that tests whether it has entries
+//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except that
+//             to a wait, if its successor has not arrived a stage early
 //   x         for each split a box of 128 columns by 8, 16 or 32 rows, by a tensor map; for experts
 //             a copy per row, because their rows lie anywhere; word by word if x is not aligned,
 //             and where columns end within a block

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _native
 from ._arrays import known_dtype_of
 from ._container import Handed
+from ._link import open_folder
 
 #: Files of weights that transformers would load without df11.
 _ORDINARY = ("*.safetensors", "*.bin", "*.gguf")
@@ -65,8 +65,7 @@ def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> 
 
 def decoded_files(folder: Path) -> list[str]:
     """A file of weights for transformers' loader, which gives the tensors of the containers."""
-    container = _native.open(folder)
-    container.check_complete()
+    container = open_folder(folder)
     tensors = {name: _Decoded(container[name], name) for name in container}
     handed = Handed(tensors, None, once=False)  # the first load may only look for a dtype
     file = _File(handed.file)
