@@ -2,6 +2,7 @@
 
 mod added;
 mod ahead;
+mod base;
 pub(crate) mod beside;
 mod decoder;
 mod far;
@@ -22,6 +23,7 @@ mod tensor_slice;
 mod verify;
 
 pub use added::tensor_hashes;
+pub(crate) use base::{BASE, Base, BaseTensor, RecordedBase};
 pub use ahead::ReadAhead;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;

@@ -16,13 +16,24 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    coding::{self, Coding, ExponentCounts, PairCounts},
+    base::{self, Beside, base_of},
+    coding::{self, Coding, Counts, ExponentCounts},
     input::Weights,
     options::Layout,
 };
 use crate::{
-    Dtype, Error, Result, encoding::gap::GapGeometry, float::is_coded, huffman::Histogram,
-    open::hash, parallel, progress::Observer, source::SourceTensor,
+    Dtype, Error, Result,
+    encoding::{
+        delta::{Differences, segment_elements},
+        gap::GapGeometry,
+        tile::PairHistogram,
+    },
+    float::is_coded,
+    huffman::Histogram,
+    open::{Base, hash},
+    parallel,
+    progress::Observer,
+    source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
@@ -102,6 +113,15 @@ enum PieceWork {
     /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a
     /// batch become one.
     Pairs,
+    /// Count its differences from the base, in batches of its own too.
+    Differences,
+}
+
+impl PieceWork {
+    /// Whether a batch has pieces of one tensor only.
+    const fn is_alone(self) -> bool {
+        matches!(self, Self::Pairs | Self::Differences)
+    }
 }
 
 /// Findings on a piece.
@@ -115,8 +135,13 @@ struct PieceAnalysis {
 
 /// The bytes that the first pass and `more` further ones tell the observer of: all tensors in each,
 /// and in the first those that are measured on their own once more.
-pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
-    let times = |tensor| more + if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
+pub(super) fn bytes(
+    files: &[Weights<'_>],
+    layout: Layout,
+    base: Option<&Base>,
+    more: u64,
+) -> u64 {
+    let times = |tensor| more + if work(layout, base, tensor).is_alone() { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
@@ -125,13 +150,14 @@ pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
 pub(super) fn analyse(
     file: &Weights<'_>,
     layout: Layout,
+    base: Option<&Base>,
     observer: &dyn Observer,
 ) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
-    let mut pass = Pass::new(file, observer);
+    let mut pass = Pass::new(file, layout, base, observer);
     let mut buffer = Vec::new();
-    for batch in batches(pieces(file, layout), rayon::current_num_threads() as u64) {
+    for batch in batches(pieces(file, layout, base), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -154,7 +180,7 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
     let tensors = file.file.tensors.iter().map(|tensor| {
         let (dtype, shape) = (tensor.dtype, &tensor.shape);
         let elements = 8 * tensor.length / dtype.bits();
-        let coding = match work(layout, tensor) {
+        let coding = match work(layout, None, tensor) {
             PieceWork::None => None,
             PieceWork::Exponents(geometry) => {
                 Some(coding::assume_gap(geometry, elements, bits(elements))?)
@@ -183,8 +209,7 @@ fn batches(
             _ => first.length().max(4 * PIECE_BYTES),
         };
         let (tensor, work) = (first.tensor, first.work);
-        let shared =
-            |piece: &SourcePiece| piece.work != PieceWork::Pairs && work != PieceWork::Pairs;
+        let shared = |piece: &SourcePiece| !piece.work.is_alone() && !work.is_alone();
         let end = first.offset + each * threads;
         let mut batch = vec![first];
         while let Some(piece) = pieces.next_if(|piece| {
@@ -197,10 +222,11 @@ fn batches(
 }
 
 /// The work on a tensor.
-fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
+fn work(layout: Layout, base: Option<&Base>, tensor: &SourceTensor) -> PieceWork {
     match layout {
         _ if tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
+        _ if base_of(base, tensor).is_some() => PieceWork::Differences,
         Layout::Gap(geometry) if tensor.dtype == Dtype::BF16 => PieceWork::Exponents(geometry),
         _ if !is_coded(tensor.dtype) => PieceWork::None,
         _ if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
@@ -209,16 +235,24 @@ fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
 }
 
 /// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read from.
-fn piece_bytes(file: &Weights<'_>, tensor: usize) -> u64 {
+fn piece_bytes(file: &Weights<'_>, tensor: usize, work: PieceWork) -> u64 {
+    if work == PieceWork::Differences {
+        return 2 * segment_elements(&file.file.tensors[tensor].shape);
+    }
     let grain = file.grain(tensor);
     (PIECE_BYTES / grain * grain).max(grain)
 }
 
 /// All pieces of a file, in its order.
-fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiece> {
+fn pieces(
+    file: &Weights<'_>,
+    layout: Layout,
+    base: Option<&Base>,
+) -> impl Iterator<Item = SourcePiece> {
     file.file.tensors.iter().enumerate().flat_map(move |(index, tensor)| {
-        let work = work(layout, tensor);
-        let most = if work == PieceWork::Whole { tensor.length } else { piece_bytes(file, index) };
+        let work = work(layout, base, tensor);
+        let is_whole = work == PieceWork::Whole;
+        let most = if is_whole { tensor.length } else { piece_bytes(file, index, work) };
         parallel::cut(0..tensor.length, most, 1).map(move |range| {
             let offset = tensor.offset + range.start;
             SourcePiece { tensor: index, range, offset, work }
@@ -228,22 +262,39 @@ fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiec
 
 struct Pass<'a> {
     file: &'a Weights<'a>,
+    layout: Layout,
+    base: Option<&'a Base>,
     observer: &'a dyn Observer,
     /// The hash of the current tensor so far; so are its counts below.
     hasher: Hasher,
     exponents: Option<ExponentCounts>,
-    pairs: PairCounts,
+    pairs: Counts<PairHistogram>,
+    differences: Counts<Differences>,
     /// Analyses of all tensors; tensors without bytes have no pieces.
     analyses: Vec<TensorAnalysis>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(file: &'a Weights<'a>, observer: &'a dyn Observer) -> Self {
+    fn new(
+        file: &'a Weights<'a>,
+        layout: Layout,
+        base: Option<&'a Base>,
+        observer: &'a dyn Observer,
+    ) -> Self {
         let empty =
             || TensorAnalysis { hash: *blake3::hash(&[]).as_bytes(), fingerprint: 0, coding: None };
         let analyses = file.file.tensors.iter().map(|_| empty()).collect();
-        let (hasher, pairs) = (Hasher::new(), PairCounts::default());
-        Self { file, observer, hasher, exponents: None, pairs, analyses }
+        Self {
+            file,
+            layout,
+            base,
+            observer,
+            hasher: Hasher::new(),
+            exponents: None,
+            pairs: Counts::default(),
+            differences: Counts::default(),
+            analyses,
+        }
     }
 
     /// Reads a batch into `buffer`, and does the work of its pieces.
@@ -261,12 +312,25 @@ impl<'a> Pass<'a> {
                     let SourceTensor { dtype, shape, .. } = self.tensor(piece);
                     found.coding = coding::measure_whole(*dtype, shape, part)?;
                 }
-                PieceWork::Pairs => self.pairs.add(self.tensor(piece).dtype, part),
+                PieceWork::Pairs => self.count_pairs(self.tensor(piece), part),
+                PieceWork::Differences => self.count_differences(piece, part)?,
             }
             found.fingerprint = fingerprint(piece.range.start, part);
             Ok(found)
         });
         found.collect()
+    }
+
+    fn count_pairs(&self, tensor: &SourceTensor, weights: &[u8]) {
+        self.pairs.add(|histogram| coding::count(histogram, tensor.dtype, weights));
+    }
+
+    fn count_differences(&self, piece: &SourcePiece, weights: &[u8]) -> Result<()> {
+        let base = base_of(self.base, self.tensor(piece)).expect("it was found before");
+        let mut beside = Beside::new(&base)?;
+        let base = beside.read(&piece.range)?;
+        self.differences.add(|differences| differences.add(base, weights));
+        Ok(())
     }
 
     fn tensor(&self, piece: &SourcePiece) -> &'a SourceTensor {
@@ -286,7 +350,7 @@ impl<'a> Pass<'a> {
             hash(&mut self.hasher, own);
             if let (PieceWork::Exponents(geometry), Some(histogram)) = (piece.work, found.exponents)
             {
-                let each = piece_bytes(self.file, piece.tensor);
+                let each = piece_bytes(self.file, piece.tensor, piece.work);
                 let new = || ExponentCounts::new(geometry, tensor.length, each);
                 self.exponents.get_or_insert_with(new).add(piece.range.start, &histogram);
             }
@@ -295,7 +359,8 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let coding = match piece.work {
-                PieceWork::Pairs => self.measure(tensor)?,
+                PieceWork::Pairs => self.measure(tensor, self.observer)?,
+                PieceWork::Differences => self.measure_differences(piece.tensor)?,
                 _ => self.exponents.take().map(ExponentCounts::finish).transpose()?,
             };
             let analysis = &mut self.analyses[piece.tensor];
@@ -307,13 +372,63 @@ impl<'a> Pass<'a> {
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(&mut self, tensor: &SourceTensor) -> Result<Option<Coding>> {
-        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
-            weights.resize((range.end - range.start) as usize, 0);
-            self.file.read(tensor.offset + range.start, weights)
-        };
-        let of = (tensor.dtype, &tensor.shape[..]);
-        coding::measure(of, &self.pairs.take(), read, self.observer)
+    fn measure(
+        &mut self,
+        tensor: &SourceTensor,
+        observer: &dyn Observer,
+    ) -> Result<Option<Coding>> {
+        let pairs = self.pairs.take(PairHistogram::merge);
+        let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
+        coding::measure((tensor.dtype, &tensor.shape[..]), &pairs, read, observer)
+    }
+
+    fn read_part(
+        &self,
+        tensor: &SourceTensor,
+        range: Range<u64>,
+        weights: &mut Vec<u8>,
+    ) -> Result<()> {
+        weights.resize((range.end - range.start) as usize, 0);
+        self.file.read(tensor.offset + range.start, weights)
+    }
+
+    /// Measures a tensor whose differences are counted; if its plane alone might be smaller, as it
+    /// is without a base too.
+    fn measure_differences(&mut self, index: usize) -> Result<Option<Coding>> {
+        let tensor = &self.file.file.tensors[index];
+        let differences = self.differences.take(Differences::merge);
+        let base = base_of(self.base, tensor).expect("it was found before");
+        let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
+        let coding = base::measure(tensor, base, &differences, read)?;
+        self.observer.advance(tensor.length);
+        if coding.bytes() <= tensor.length / 2 {
+            return Ok(Some(coding));
+        }
+        let alone = self.measure_alone(index)?;
+        Ok(alone.filter(|alone| alone.bytes() <= coding.bytes()).or(Some(coding)))
+    }
+
+    /// Counts and measures a tensor as it is without a base; what it reads is not told.
+    fn measure_alone(&mut self, index: usize) -> Result<Option<Coding>> {
+        let tensor = &self.file.file.tensors[index];
+        let each = piece_bytes(self.file, index, PieceWork::None);
+        let parts: Vec<_> = parallel::cut(0..tensor.length, each, 1).collect();
+        if let Layout::Gap(geometry) = self.layout {
+            let (mut counts, mut weights) =
+                (ExponentCounts::new(geometry, tensor.length, each), Vec::new());
+            for part in parts {
+                let start = part.start;
+                self.read_part(tensor, part, &mut weights)?;
+                counts.add(start, &Histogram::of(&weights));
+            }
+            return counts.finish().map(Some);
+        }
+        parallel::for_each(parts.len(), Vec::new, |weights, part| {
+            self.read_part(tensor, parts[part].clone(), weights)?;
+            self.count_pairs(tensor, weights);
+            Ok(())
+        })?;
+        self.measure(tensor, &())
     }
 }
 

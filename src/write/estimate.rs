@@ -94,9 +94,9 @@ impl Estimate {
             let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
             return Err(Error::parameter(problem, remedy));
         }
-        let compressor = Compressor { component, layout, observer };
+        let compressor = Compressor { component, layout, base: None, observer };
         if exponent_bits.is_none() {
-            observer.begin(analysis::bytes(&component.model.weights, layout, 0));
+            observer.begin(analysis::bytes(&component.model.weights, layout, None, 0));
         }
         let single = component.folder.is_empty() && is_container(out);
         let paths = if single {

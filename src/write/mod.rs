@@ -38,6 +38,7 @@
 //! refused.
 
 mod analysis;
+mod base;
 mod card;
 mod coding;
 mod compress;
