@@ -12,7 +12,7 @@ is called about twenty times a second and at the end, on the caller's thread. An
 ends the work.
 
 Exceptions belong to `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
-`ParameterError` and `GpuError`. Any function that takes a path may raise the first four for a file;
+`NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may raise the first four for a file;
 the text below names only special cases.
 """
 
@@ -133,7 +133,12 @@ def decompress(
     """
 
 def estimate(
-    source: _Path, out: _Path | None = None, *, layout: _Layout = None, progress: _Progress = None
+    source: _Path,
+    out: _Path | None = None,
+    *,
+    layout: _Layout = None,
+    base: _Path | None = None,
+    progress: _Progress = None,
 ) -> Report:
     """Compute the exact sizes that `compress` would give, and write nothing. Reads all weights
     once. Only the ending of `out` matters: one file (the default), or a folder.

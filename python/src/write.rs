@@ -93,20 +93,22 @@ pub(crate) fn convert<'py>(
 
 /// The sizes that compression would give.
 #[pyfunction]
-#[pyo3(signature = (source, out=None, *, layout=None, progress=None))]
+#[pyo3(signature = (source, out=None, *, layout=None, base=None, progress=None))]
 pub(crate) fn estimate<'py>(
     py: Python<'py>,
     source: PathBuf,
     out: Option<PathBuf>,
     layout: Option<&str>,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = layout_of(py, layout)?;
+    let options = CompressOptions::new().layout(layout_of(py, layout)?);
+    let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
         let default = if opened.is_pipeline() { "model" } else { "model.df11" };
         let out = out.unwrap_or_else(|| default.into());
-        let estimates = df11::estimate_all(&opened, &out, layout, None, observer)?;
+        let estimates = df11::estimate_all(&opened, &out, &options, None, observer)?;
         Ok(estimates.into_iter().map(|estimate| estimate.report).collect())
     })
 }

@@ -78,7 +78,7 @@ pub(super) struct Compress {
     /// Store BF16 tensors as their differences from those of this model where that is smaller: of
     /// the model that was fine-tuned; a path, or a repository in the Hugging Face cache. The output
     /// needs it for decoding
-    #[arg(long, value_name = "BASE", conflicts_with = "dry_run")]
+    #[arg(long, value_name = "BASE")]
     base: Option<PathBuf>,
     /// Show the sizes and write nothing, as df11 estimate does
     #[arg(long)]
@@ -95,6 +95,7 @@ impl Compress {
             out: self.out.clone(),
             selection: self.selection.clone(),
             layout: self.writing.layout,
+            base: self.base.clone(),
             threads: self.threads,
             ..EstimateArgs::default()
         }

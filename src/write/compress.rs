@@ -195,7 +195,7 @@ fn write(
 }
 
 /// Opens the base that the options name, and records where it is.
-fn open_base(
+pub(super) fn open_base(
     inputs: &mut [Component<Input<'_>>],
     out: &Path,
     options: &CompressOptions,

@@ -133,6 +133,21 @@ fn a_base_has_any_form() {
 }
 
 #[test]
+fn the_size_is_known_before() {
+    let files = Files::new();
+    let options = CompressOptions::new().base(files.path("base"));
+    let source = Source::open(&files.path("tune")).unwrap();
+    let out = files.path("out.df11");
+    let estimate = df11::estimate(&source, &out, &options, &()).unwrap();
+    let report = compress(&source, &out, &options, &()).unwrap();
+    assert_eq!(format!("{:?}", estimate.report), format!("{report:?}"));
+    assert_eq!(fs::metadata(&out).unwrap().len(), report.stored_bytes);
+    let sources = df11::Sources::open(&files.path("tune"), None).unwrap();
+    let assumed = df11::estimate_all(&sources, &out, &options, Some(2.6), &());
+    check_error(assumed, "Parameter", "base");
+}
+
+#[test]
 fn folders_and_layouts() {
     let files = Files::new();
     let options = CompressOptions::new().base(files.path("base")).layout(Layout::gap());

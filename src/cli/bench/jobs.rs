@@ -91,7 +91,7 @@ impl<'a> Workplace<'a> {
             Job::new(CHECKSUM, sample, None, || Ok(self.checksum())),
             Job::new(HASH, sample, None, || Ok(self.hash())),
             Job::new("first pass", all, hash, move || {
-                df11::estimate(self.source, &beside("again.df11"), Layout::default(), &progress())
+                df11::estimate(self.source, &beside("again.df11"), &without_verification(), &progress())
             }),
             Job::new("compress", all, hash, move || {
                 let options = without_verification();
