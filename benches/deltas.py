@@ -120,7 +120,8 @@ def main() -> int:
     base = read(arguments.model, arguments.most) if arguments.model else seeded(arguments.most)
     place, one = out / "base.safetensors", ("--threads", "1", "-q")
     write(place, base)
-    tune, packed, back = (out / name for name in ("tune.safetensors", "tune.df11", "back.safetensors"))
+    tune, packed = out / "tune.safetensors", out / "tune.df11"
+    back = out / "back.safetensors"
     print("| change | entropy | bits | compress, MB/s | decompress, MB/s |")
     print("|---|---|---|---|---|")
     kinds = [("dense", share, 1) for share in (1e-3, 3e-3, 1e-2, 1e-1)]

@@ -12,11 +12,12 @@ LEAST = 1 << 31
 
 
 def order(weight: int) -> int:
-    """The number of a weight in the order of all (*Differences*); its own inverse is `weight_at`."""
+    """The number of a weight in the order of all (*Differences*)."""
     return weight ^ (0xFFFF if weight & 0x8000 else 0x8000)
 
 
 def weight_at(place: int) -> int:
+    """The weight of a number, the inverse of `order`."""
     return place ^ (0x8000 if place & 0x8000 else 0xFFFF)
 
 

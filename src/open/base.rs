@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     decoder::{PreparedTensor, TensorReader},
     model::Model,
-    opening::is_compressed,
+    opening::{containers, is_compressed},
     options::OpenOptions,
     original::hash,
     shard::Shard,
@@ -53,10 +53,26 @@ pub(crate) struct RecordedBase {
 }
 
 impl RecordedBase {
-    /// What a model says.
-    pub(crate) fn of(model: &Model) -> Self {
-        let value = model.metadata_value(BASE);
-        value.and_then(|value| serde_json::from_str(value).ok()).unwrap_or_default()
+    /// What the first shard of a model says.
+    fn of(shard: &Shard) -> Self {
+        let value = shard.directory().metadata().find(|(key, _)| *key == BASE);
+        value.and_then(|(_, value)| serde_json::from_str(value).ok()).unwrap_or_default()
+    }
+
+    /// What a model says; if its first shard is not open, what that says in the same folder.
+    fn of_model(model: &Model, options: &OpenOptions) -> Self {
+        let first = &model.shards()[0];
+        if first.directory().shard.shard_index == 0 || first.is_far {
+            return Self::of(first);
+        }
+        let folder = first.path().parent().map(containers);
+        let beside = folder.and_then(Result::ok).unwrap_or_default().into_iter();
+        let is_first = |shard: &Shard| {
+            let (own, other) = (&first.directory().shard, &shard.directory().shard);
+            other.identity == own.identity && other.shard_index == 0
+        };
+        let mut shards = beside.filter_map(|path| options.shard(&path).ok());
+        shards.find(is_first).map_or_else(Self::default, |shard| Self::of(&shard))
     }
 
     /// As people call it.
@@ -90,7 +106,8 @@ pub(super) struct NoBase {
 impl NoBase {
     /// The error of a tensor that needs it.
     fn error(&self) -> Error {
-        let name = self.recorded.name().map_or("another model".to_owned(), |name| format!("{name:?}"));
+        let name =
+            self.recorded.name().map_or("another model".to_owned(), |name| format!("{name:?}"));
         let identity = self.recorded.identity.as_ref();
         let identity = identity.map_or(String::new(), |identity| format!(" ({identity:.16}…)"));
         let problem = self.problem.as_deref().unwrap_or("it is not here");
@@ -314,7 +331,8 @@ impl Model {
     /// The name of that model, as far as it is recorded: of its repository of the Hub, or of its
     /// folder or file. `None` for a model that needs none too.
     pub fn base_name(&self) -> Option<String> {
-        self.needs_base().then(|| RecordedBase::of(self).name().map(str::to_owned)).flatten()
+        let first = RecordedBase::of(&self.shards()[0]);
+        self.needs_base().then(|| first.name().map(str::to_owned)).flatten()
     }
 }
 
@@ -338,7 +356,7 @@ impl OpenOptions {
     fn named_base(&self, model: &Model, path: &Path) -> Result<Arc<Base>> {
         let base = Base::open(path, self)?;
         base.check(model).map_err(|problem| {
-            let recorded = RecordedBase::of(model);
+            let recorded = RecordedBase::of_model(model, self);
             NoBase { recorded, problem: Some(problem) }.error()
         })?;
         Ok(Arc::new(base))
@@ -346,7 +364,7 @@ impl OpenOptions {
 
     /// The base where the model says that it was, if it is there.
     fn recorded_base(&self, model: &Model) -> Result<Arc<Base>, NoBase> {
-        let recorded = RecordedBase::of(model);
+        let recorded = RecordedBase::of_model(model, self);
         if self.depth >= MAX_DEPTH {
             let problem = Some(format!("{MAX_DEPTH} models are each the base of the one before"));
             return Err(NoBase { recorded, problem });

@@ -23,8 +23,8 @@ mod tensor_slice;
 mod verify;
 
 pub use added::tensor_hashes;
-pub(crate) use base::{BASE, Base, BaseTensor, RecordedBase};
 pub use ahead::ReadAhead;
+pub(crate) use base::{BASE, Base, BaseTensor, RecordedBase};
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

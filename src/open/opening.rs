@@ -163,7 +163,7 @@ impl OpenOptions {
         Ok(shards)
     }
 
-    fn shard(&self, path: &Path) -> Result<Shard> {
+    pub(super) fn shard(&self, path: &Path) -> Result<Shard> {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
         Shard::open(path.to_owned(), reader, self.checksums)
@@ -287,7 +287,7 @@ fn or_fetch(path: &Path, error: io::Error) -> io::Error {
 }
 
 /// All containers below a folder, ascending by path.
-fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
     let (found, left_out) = crate::source::walk(folder)?;
     let mut others = left_out.iter().filter(|other| other.reason != HIDDEN);
     if let Some(other) = others.find(|other| is_container(&other.path)) {

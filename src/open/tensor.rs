@@ -9,8 +9,8 @@ use crate::{
     format::{
         Coded,
         records::{
-            ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
-            TensorRecord,
+            ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW,
+            ENCODING_TILE, TensorRecord,
         },
     },
 };

@@ -10,9 +10,9 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    analysis::fingerprint,
     base::{Beside, base_of},
     coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
+    fingerprint::fingerprint,
     plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
 };
 use crate::{

@@ -62,13 +62,9 @@ fn fine_tunes_come_back_in_the_size_of_the_study() {
     let shape = [1024, 2048];
     // The entropy of the differences, given the exponent of the base, was 0.96, 2.21 and 3.86 for
     // dense changes, and 0.28 and 0.85 for 30 rounded steps.
-    for (size, steps, most) in [
-        (1e-3, 1, 0.99),
-        (3e-3, 1, 2.25),
-        (1e-2, 1, 3.93),
-        (1e-4, 30, 0.31),
-        (3e-4, 30, 0.89),
-    ] {
+    for (size, steps, most) in
+        [(1e-3, 1, 0.99), (3e-3, 1, 2.25), (1e-2, 1, 3.93), (1e-4, 30, 0.31), (3e-4, 30, 0.89)]
+    {
         let bits = check(&base, &tuned(&base, size, steps), &shape);
         assert!(bits < most, "{size}, {steps} steps: {bits}");
     }
@@ -110,8 +106,8 @@ fn sample() -> (Vec<u8>, Encoded) {
     (base, encoded)
 }
 
-/// Whatever bytes there are, decoding ends and stays within its memory; what it accepts, so does the
-/// reference, with the same weights.
+/// Whatever bytes there are, decoding ends and stays within its memory. What it accepts, so does
+/// the reference, with the same weights.
 #[test]
 fn damage_is_an_error_or_other_weights() {
     let (base, encoded) = sample();

@@ -1,5 +1,4 @@
-//! Fine-tunes as differences from their base: compressed, found again, restored, and refused without
-//! it.
+//! Fine-tunes as differences from their base: compressed, restored, and refused without it.
 
 use std::{
     fs,
@@ -7,8 +6,8 @@ use std::{
 };
 
 use df11::{
-    CompressOptions, DecompressOptions, Dtype, Encoding, Layout, Level, OpenOptions, Report, Source,
-    compress, convert, decompress,
+    CompressOptions, DecompressOptions, Dtype, Encoding, Layout, Level, OpenOptions, Report,
+    Source, compress, convert, decompress,
 };
 
 use crate::{
@@ -180,10 +179,24 @@ fn slices_are_those_of_the_whole() {
     let tensor = model.tensor("[600, 1000]").unwrap();
     let all: Vec<half::bf16> = tensor.decode().unwrap();
     for rows in [0..1, 5..77, 290..310, 599..600] {
-        let part: Vec<half::bf16> = tensor.slice(&[rows.clone(), 3..500]).unwrap().decode().unwrap();
+        let part: Vec<half::bf16> =
+            tensor.slice(&[rows.clone(), 3..500]).unwrap().decode().unwrap();
         let wanted = rows.flat_map(|row| &all[row as usize * 1000 + 3..row as usize * 1000 + 500]);
         assert!(part.iter().map(|one| one.to_bits()).eq(wanted.map(|one| one.to_bits())));
     }
+}
+
+#[test]
+fn a_shard_alone_finds_the_base() {
+    let files = Files::new();
+    let mut more = Item { name: "more".into(), ..Item::normal(&[300, 300], 5) };
+    fs::write(files.path("base/more.safetensors"), weights_file(&[more.clone()])).unwrap();
+    more.data[0] ^= 1;
+    fs::write(files.path("tune/more.safetensors"), weights_file(&[more.clone()])).unwrap();
+    files.against("base", "folder");
+    let shard = df11::open(files.path("folder/more.df11")).unwrap();
+    assert_eq!(shard.tensor("more").unwrap().encoding(), Encoding::Delta);
+    assert!(shard.tensor("more").unwrap().decode::<u8>().unwrap() == more.data);
 }
 
 #[test]

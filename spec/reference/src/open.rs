@@ -176,8 +176,9 @@ impl<'a> Container<'a> {
         let hash = t.parameters.map(u64::to_le_bytes);
         let found = base.and_then(|base| {
             let is_base = |other: &Tensor| {
-                let same = (other.dtype, other.shape()) == (t.dtype, t.shape());
-                same && base.directory.text(&other.name) == name && other.hash == *hash.as_flattened()
+                let same = (other.dtype, other.shape()) == (t.dtype, t.shape())
+                    && base.directory.text(&other.name) == name;
+                same && other.hash == *hash.as_flattened()
             };
             Some((base, base.directory.tensors.iter().position(is_base)?))
         });

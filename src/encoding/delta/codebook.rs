@@ -218,7 +218,8 @@ fn frequencies(counts: &[u64; TOKENS]) -> Frequencies {
     }
     // What is left goes to those that were rounded most; what is too much comes from the most
     // frequent ones, which lose least.
-    let sum = |frequencies: &Frequencies| frequencies.iter().map(|&one| u64::from(one)).sum::<u64>();
+    let sum =
+        |frequencies: &Frequencies| frequencies.iter().map(|&one| u64::from(one)).sum::<u64>();
     while all > 0 && sum(&frequencies) != TOTAL {
         let rest = |token: &usize| {
             let given = u128::from(frequencies[*token]) * u128::from(all);

@@ -41,7 +41,11 @@ pub(super) struct Decoder<'m> {
 }
 
 impl<'m> Decoder<'m> {
-    pub(super) fn new(sizes: DeltaSizes, codebook: &Codebook, base: Box<dyn ReadBase + 'm>) -> Self {
+    pub(super) fn new(
+        sizes: DeltaSizes,
+        codebook: &Codebook,
+        base: Box<dyn ReadBase + 'm>,
+    ) -> Self {
         let mut entries: Box<[Entry; ENTRIES]> =
             vec![Entry::from(NONE); ENTRIES].try_into().expect("as many entries");
         for (context, token, frequency, start) in codebook.entries() {
@@ -140,12 +144,7 @@ impl DecodeArrays for Decoder<'_> {
     }
 
     /// Decoding checks everything.
-    fn verify(
-        &self,
-        _: &dyn ReadArrays<'_>,
-        _: Range<u64>,
-        _: &mut Scratch,
-    ) -> Result<()> {
+    fn verify(&self, _: &dyn ReadArrays<'_>, _: Range<u64>, _: &mut Scratch) -> Result<()> {
         Ok(())
     }
 }

@@ -6,11 +6,7 @@ use super::{
     sizes::{DeltaSizes, SEGMENT_ALIGNMENT, segment_elements},
     token::{ESCAPE, difference, differences_of, token},
 };
-use crate::{
-    Result, bf16,
-    dtype,
-    encoding::stored::EncodedTensor,
-};
+use crate::{Result, bf16, dtype, encoding::stored::EncodedTensor};
 
 /// States of a segment.
 pub(super) const STATES: usize = 4;

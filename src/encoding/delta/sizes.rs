@@ -38,7 +38,11 @@ const MAX_ROWS_ELEMENTS: u64 = 1 << 23;
 pub fn segment_elements(shape: &[u64]) -> u64 {
     let row = if shape.len() >= 4 { 1 } else { shape.len().saturating_sub(1) };
     let rows = shape[row..].iter().fold(ROWS, |product: u64, &size| product.saturating_mul(size));
-    if rows > MAX_ROWS_ELEMENTS { SEGMENT_ELEMENTS } else { SEGMENT_ELEMENTS.next_multiple_of(rows) }
+    if rows > MAX_ROWS_ELEMENTS {
+        SEGMENT_ELEMENTS
+    } else {
+        SEGMENT_ELEMENTS.next_multiple_of(rows)
+    }
 }
 
 /// How many weights and bytes a tensor has; every size follows.

@@ -159,10 +159,7 @@ impl Vectors {
         let tensors: BTreeMap<_, _> =
             decodable.map(|tensor| hashed(&tensor.name, &tensor.data)).collect();
         let blocked = |file: usize| {
-            model
-                .tensors
-                .iter()
-                .any(|tensor| tensor.file == file as u64 && !is_known(&tensor))
+            model.tensors.iter().any(|tensor| tensor.file == file as u64 && !is_known(&tensor))
         };
         let restorable = model.files.iter().enumerate().filter(|&(index, file)| match file.kind {
             FILE_WEIGHTS => !blocked(index),
