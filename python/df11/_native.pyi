@@ -12,8 +12,8 @@ is called about twenty times a second and at the end, on the caller's thread. An
 ends the work.
 
 Exceptions belong to `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
-`NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may raise the first four for a file;
-the text below names only special cases.
+`NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may raise the first
+four for a file; the text below names only special cases.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,8 +156,8 @@ def verify(
 
     `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
     and compares all hashes. `device` decodes: `cpu`, `gpu` (the first usable one), the number of a
-    GPU, or `auto` (the default): a GPU if it is faster. `base` is that of `open`; without it, tensors
-    that need it are told in `unchecked`.
+    GPU, or `auto` (the default): a GPU if it is faster. `base` is that of `open`; without it,
+    tensors that need it are told in `unchecked`.
 
     Raises `CorruptError` at the first problem; `GpuError` if the requested GPU does not exist.
     """

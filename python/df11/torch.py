@@ -33,8 +33,8 @@ def load_file(
     """All tensors of a container, or of a folder of them, decoded, by name.
 
     They take the memory of the BF16 model. To keep weights compressed use `from_pretrained`,
-    `df11.attach` or `load_compressed`. `base` is that of `df11.open`. Raises the errors of `safe_open`, and `CorruptError` if the
-    container is damaged.
+    `df11.attach` or `load_compressed`. `base` is that of `df11.open`. Raises the errors of
+    `safe_open`, and `CorruptError` if the container is damaged.
     """
     file = safe_open(filename, framework="pt", device=device, backend=backend, base=base)
     with file:

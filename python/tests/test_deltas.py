@@ -66,7 +66,7 @@ def test_the_base_is_named_or_missing(folders: Path, tmp_path: Path) -> None:
 
 def test_another_base_is_refused(folders: Path) -> None:
     df11.compress(folders / "tune", folders / "other.df11", progress=False)
-    with pytest.raises(df11.NoBaseError, match="other.df11"):
+    with pytest.raises(df11.NoBaseError, match=r"other\.df11"):
         df11.open(folders / "df11", base=folders / "other.df11")
 
 

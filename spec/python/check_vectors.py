@@ -63,7 +63,7 @@ def check_valid(data: bytes, base: Container | None, row: dict) -> None:
     require(is_good == (row["result"] == "good"), "another result of verification")
 
 
-def first_failure(data: bytes, base: Container | None) -> tuple[str, list[FormatError]]:
+def first_failure(data: bytes, base: Container | None = None) -> tuple[str, list[FormatError]]:
     """The first level at which a reader finds something, and what it finds there."""
     try:
         container = Container(data, base=base)
