@@ -45,7 +45,7 @@ def test_the_base_is_named_or_missing(folders: Path, tmp_path: Path) -> None:
     (folders / "base").rename(folders / "moved")
     name = "model.embed_tokens.weight"
     expected = load_file(folders / "tune/model.safetensors")[name]
-    with pytest.raises(df11.NoBaseError, match='"base".*base=') as caught:
+    with pytest.raises(df11.NoBaseError, match=r'"base".*base=') as caught:
         df11.open(folders / "df11")[name].torch()
     assert caught.value.remedy is not None and "\n" not in str(caught.value)
     moved = folders / "moved"
