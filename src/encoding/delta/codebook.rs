@@ -96,7 +96,7 @@ impl Codebook {
     pub fn new(differences: &Differences) -> Self {
         let top = differences.top();
         let mut counts = [[0; TOKENS]; MAX_CONTEXTS];
-        for (exponent, own) in (0..).zip(differences.0.iter()) {
+        for (exponent, own) in (0..=u8::MAX).zip(differences.0.iter()) {
             let context = context(top, MAX_CONTEXTS as u8 - 1, exponent);
             let sums = counts[usize::from(context)].iter_mut();
             sums.zip(own).for_each(|(sum, count)| *sum += count);
@@ -109,7 +109,7 @@ impl Codebook {
     /// The bits of counted differences, without those of segments; an estimate.
     pub fn expected_bits(&self, differences: &Differences) -> f64 {
         let mut bits = 0.0;
-        for (exponent, counts) in (0..).zip(differences.0.iter()) {
+        for (exponent, counts) in (0..=u8::MAX).zip(differences.0.iter()) {
             let frequencies = &self.contexts[usize::from(self.context(exponent))];
             for (token, &count) in (0..).zip(counts).filter(|(_, count)| **count > 0) {
                 let token = if frequencies[usize::from(token)] == 0 { ESCAPE } else { token };

@@ -45,7 +45,8 @@ fn weights(shape: &[u64]) -> Vec<u8> {
 
 /// All patterns, twice in another order.
 fn all() -> [Vec<u8>; 2] {
-    let ordered = |factor: u16| (0..=u16::MAX).flat_map(|at| at.wrapping_mul(factor).to_le_bytes());
+    let ordered =
+        |factor: u16| (0..=u16::MAX).flat_map(move |at| at.wrapping_mul(factor).to_le_bytes());
     [ordered(1).collect(), ordered(40_503).collect()]
 }
 
