@@ -73,7 +73,8 @@ fn fine_tunes_come_back_in_the_size_of_the_study() {
 
 #[test]
 fn every_pattern_and_length_comes_back() {
-    let (all, ordered) = (every_pattern(), (0..=u16::MAX).flat_map(u16::to_le_bytes).collect());
+    let all = every_pattern();
+    let ordered: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     check(&ordered, &all, &[256, 256]);
     check(&all, &ordered, &[1 << 16]);
     for length in (1..40).chain([1023, 1024, 1025, 4097]) {
