@@ -40,6 +40,10 @@ use crate::{
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
 
+/// A tensor is a difference from its base only if this saves a share of 1 / this: even unrelated
+/// weights save half a percent, which is not worth a second model.
+const LEAST_GAIN: u64 = 16;
+
 /// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would
 /// save a few KiB each, and on a GPU one warp would decode such a tensor for longer than all others
 /// take for the matrices of the block.
@@ -380,7 +384,9 @@ impl<'a> Pass<'a> {
             return Ok(Some(coding));
         }
         let alone = self.measure_alone(index)?;
-        Ok(alone.filter(|alone| alone.bytes() <= coding.bytes()).or(Some(coding)))
+        let is_near =
+            |alone: &Coding| alone.bytes() <= coding.bytes() / LEAST_GAIN * (LEAST_GAIN + 1);
+        Ok(alone.filter(is_near).or(Some(coding)))
     }
 
     /// Counts and measures a tensor as it is without a base; what it reads is not told.
