@@ -40,8 +40,8 @@ use crate::{
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// A tensor is a difference from its base only if this saves a share of 1 / this: even unrelated
-/// weights save half a percent, which is not worth a second model.
+/// A tensor is a difference from its base only if this saves a share of 1 / this, so that a model
+/// does not need a second one for next to nothing.
 const LEAST_GAIN: u64 = 16;
 
 /// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would

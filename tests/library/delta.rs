@@ -270,7 +270,12 @@ fn a_base_may_have_a_base() {
 #[test]
 fn a_far_fine_tune_is_stored_alone() {
     let files = Files::new();
-    files.write("base", &[Item { name: "[600, 1000]".into(), ..Item::normal(&[600, 1000], 77) }]);
+    // The same weights at other places.
+    let mut other = base().remove(0);
+    let weights = other.data.as_chunks::<2>().0.to_vec();
+    let place = |at: usize| weights[at * 7919 % weights.len()];
+    other.data = (0..weights.len()).flat_map(place).collect();
+    files.write("base", &[other]);
     for layout in [Layout::Tile, Layout::gap()] {
         let options = CompressOptions::new().base(files.path("base")).layout(layout);
         let report = files.compress("tune", "out.df11", &options);
