@@ -45,6 +45,15 @@ pub enum Error {
         /// Remedy for the user, besides fetching the file again, or making it anew.
         remedy: Option<String>,
     },
+    /// A tensor is stored as its difference from that of another model, its base, and this model is
+    /// not here.
+    #[error("{}; {}", printable(.what), printable(.remedy))]
+    NoBase {
+        /// What lacks its base, and which one.
+        what: String,
+        /// How to name the base.
+        remedy: String,
+    },
     /// A limit of the format is exceeded.
     #[error("{} is {value}, and the format allows at most {limit}", printable(.what))]
     Limit {
@@ -111,6 +120,16 @@ impl Error {
         Self::Unsupported { what: what.to_string(), remedy: remedy.to_string() }
     }
 
+    /// An [`Error::NoBase`] with its remedy.
+    pub fn no_base(what: impl Display, remedy: impl Display) -> Self {
+        Self::NoBase { what: what.to_string(), remedy: remedy.to_string() }
+    }
+
+    /// Whether another reader, or this one with another model, may succeed where it failed.
+    pub(crate) const fn is_incomplete(&self) -> bool {
+        matches!(self, Self::Unsupported { .. } | Self::NoBase { .. })
+    }
+
     /// An [`Error::Limit`].
     pub fn limit(what: impl Display, value: u64, limit: u64) -> Self {
         Self::Limit { what: what.to_string(), value, limit }
@@ -155,6 +174,9 @@ impl Error {
             Self::Unsupported { what, remedy } => {
                 Self::Unsupported { what: format!("{larger}: {what}"), remedy }
             }
+            Self::NoBase { what, remedy } => {
+                Self::NoBase { what: format!("{larger}: {what}"), remedy }
+            }
             Self::Limit { what, value, limit } => {
                 Self::Limit { what: format!("{larger}: {what}"), value, limit }
             }
@@ -177,6 +199,7 @@ impl Error {
         match self {
             Self::Corrupt { place: text, .. }
             | Self::Unsupported { what: text, .. }
+            | Self::NoBase { what: text, .. }
             | Self::Limit { what: text, .. } => {
                 let rest = text.strip_prefix(&path).filter(|_| !path.is_empty());
                 rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))

@@ -19,7 +19,7 @@
 //! ```
 
 pub use crate::{
-    encoding::{gap, stored, tile},
+    encoding::{delta, gap, stored, tile},
     error::{is_unseen, printable},
     float::is_coded,
     io::FileReader,

@@ -2,6 +2,8 @@
 //! Tests of one encoding alone are in `codec`. The test vectors have arrays that break one rule;
 //! fuzz targets try any weights, ranges, chunks and damage.
 
+#[path = "codec/delta.rs"]
+mod delta;
 #[path = "codec/float.rs"]
 mod float;
 #[path = "codec/gap.rs"]

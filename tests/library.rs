@@ -6,6 +6,8 @@ mod container;
 mod copies;
 #[path = "library/decoder.rs"]
 mod decoder;
+#[path = "library/delta.rs"]
+mod delta;
 #[path = "library/estimate.rs"]
 mod estimate;
 #[path = "support/files.rs"]

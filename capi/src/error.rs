@@ -42,7 +42,9 @@ impl From<Error> for Failure {
             Error::Unsupported { .. } => Status::Unsupported,
             Error::Corrupt { .. } => Status::Corrupt,
             Error::Limit { .. } => Status::Limit,
-            Error::Parameter { .. } | Error::Exists { .. } => Status::Parameter,
+            Error::Parameter { .. } | Error::Exists { .. } | Error::NoBase { .. } => {
+                Status::Parameter
+            }
             Error::Gpu { .. } => Status::Gpu,
             _ => Status::Internal,
         };

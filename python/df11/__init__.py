@@ -36,6 +36,7 @@ from ._errors import (
     GpuError,
     IoError,
     LimitError,
+    NoBaseError,
     ParameterError,
     UnsupportedError,
 )
@@ -81,8 +82,8 @@ for _value in list(globals().values()):
         _value.__module__ = "df11"
 
 __all__ = ["Block", "CorruptError", "DeviceBlock", "DeviceModel", "Error", "GpuError", "IoError"]
-__all__ += ["LimitError", "Model", "ParameterError", "Placement", "Plan", "Program", "Report"]
-__all__ += ["Slice", "Tensor", "UnsupportedError", "Verification"]
+__all__ += ["LimitError", "Model", "NoBaseError", "ParameterError", "Placement", "Plan", "Program"]
+__all__ += ["Report", "Slice", "Tensor", "UnsupportedError", "Verification"]
 __all__ += ["__version__", "compress", "convert", "decompress", "devices", "estimate", "inspect"]
 __all__ += ["link", "open", "plan", "safe_open", "verify"]
 

@@ -28,6 +28,12 @@ class UnsupportedError(Error):
     """The data is well-formed, but needs a newer version of df11."""
 
 
+class NoBaseError(Error):
+    """A tensor is stored as its difference from that of another model, its base, which is not here.
+    `base=` of `df11.open` names it.
+    """
+
+
 class CorruptError(Error, ValueError):
     """The bytes break a rule of their format: the file is damaged, cut, or was never valid."""
 

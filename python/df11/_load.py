@@ -40,6 +40,7 @@ def attach(
     prefix: str | None = None,
     revision: str | None = None,
     subfolder: str | None = None,
+    base: str | Path | None = None,
 ) -> Module:
     """Gives a module the weights of a container, which stay compressed. Returns the module.
 
@@ -55,6 +56,8 @@ def attach(
     `device`: a GPU, the CPU, a list of GPUs, "auto" for all GPUs, or a dict of modules like the
     `device_map` of transformers. Default: the current GPU, or the CPU if there is none.
     `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
+    `base`: the model that this one was compressed against, if it is not where it was then; tensors
+    that are differences from it are decoded.
     `prefix`: added to names in the container; found automatically unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
@@ -64,7 +67,8 @@ def attach(
         raise ValueError("the module has compressed weights already; make a new one")
     log_newer()
     check_options(mode, residence)
-    tensors = Tensors(_native.open(resolve_path(path, revision, subfolder), in_memory=True))
+    place = resolve_path(path, revision, subfolder)
+    tensors = Tensors(_native.open(place, in_memory=True, base=base))
     placement = _placement(device, memory)
     items = _converted(module, tensors) if prefix is None else None
     if items is None:

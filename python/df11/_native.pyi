@@ -12,8 +12,8 @@ is called about twenty times a second and at the end, on the caller's thread. An
 ends the work.
 
 Exceptions belong to `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
-`ParameterError` and `GpuError`. Any function that takes a path may raise the first four for a file;
-the text below names only special cases.
+`NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may raise the first
+four for a file; the text below names only special cases.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,12 @@ __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "p
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 def open(
-    path: _Path, *, memory_map: bool = True, checksums: bool = True, in_memory: bool = False
+    path: _Path,
+    *,
+    memory_map: bool = True,
+    checksums: bool = True,
+    in_memory: bool = False,
+    base: _Path | None = None,
 ) -> Model:
     """Open a container, or a folder with all shards of a model.
 
@@ -62,6 +67,10 @@ def open(
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
     fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
     names the object and the remedy.
+
+    `base` is the model against which this one was compressed: a path, or its name in the cache of
+    the Hub. Without it the base is looked for where it was then. Tensors that need it raise
+    `NoBaseError` if it is not there; so does `open` for a `base` with other weights.
 
     Raises `ParameterError` if a folder holds no container, or shards of different models.
     """
@@ -80,6 +89,7 @@ def compress(
     layout: _Layout = None,
     verify: bool = True,
     overwrite: bool = False,
+    base: _Path | None = None,
     progress: _Progress = None,
 ) -> Report:
     """Compress a safetensors file, or the folder of a model.
@@ -87,7 +97,9 @@ def compress(
     An `out` whose name ends in `.df11` becomes one self-contained file. Any other becomes a folder
     with a container for each weights file, and the side files beside them. The output gets its name
     when it is complete and, unless `verify=False`, decoded and compared. `layout` is the encoding
-    of BF16 tensors: `tile` (the default), `gap` (as in the paper) or `raw`.
+    of BF16 tensors: `tile` (the default), `gap` (as in the paper) or `raw`. `base`, a path or a
+    name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors that are smaller so
+    become their differences from it, and need it for decoding.
 
     Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
     `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.
@@ -100,17 +112,25 @@ def convert(
     layout: _Layout = None,
     verify: bool = True,
     overwrite: bool = False,
+    base: _Path | None = None,
     progress: _Progress = None,
 ) -> Report:
     """Store a compressed model in another layout, or as one file or a folder, without writing its
-    original files. The result equals the result of `compress` on the original files. Cost and
+    original files. The result equals the result of `compress` on the original files, and needs no
+    base; `base` is that of the source, as in `open`. Cost and
     exceptions are those of `compress`, and `CorruptError` if the source is damaged.
     """
 
 def decompress(
-    source: _Path, out: _Path, *, overwrite: bool = False, progress: _Progress = None
+    source: _Path,
+    out: _Path,
+    *,
+    overwrite: bool = False,
+    base: _Path | None = None,
+    progress: _Progress = None,
 ) -> int:
-    """Restore the original files, byte for byte. Returns the number of bytes.
+    """Restore the original files, byte for byte. Returns the number of bytes. `base` is that of
+    `open`.
 
     An `out` whose name ends in `.safetensors` is one file, if the model was one file; any other is
     a folder. Each file is compared with the hash of the original before it gets its name.
@@ -120,20 +140,31 @@ def decompress(
     """
 
 def estimate(
-    source: _Path, out: _Path | None = None, *, layout: _Layout = None, progress: _Progress = None
+    source: _Path,
+    out: _Path | None = None,
+    *,
+    layout: _Layout = None,
+    base: _Path | None = None,
+    progress: _Progress = None,
 ) -> Report:
     """Compute the exact sizes that `compress` would give, and write nothing. Reads all weights
     once. Only the ending of `out` matters: one file (the default), or a folder.
     """
 
 def verify(
-    path: _Path, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
+    path: _Path,
+    level: _Level = "full",
+    *,
+    device: _Device = None,
+    base: _Path | None = None,
+    progress: _Progress = None,
 ) -> Verification:
     """Check a container, or all shards of a folder.
 
     `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
     and compares all hashes. `device` decodes: `cpu`, `gpu` (the first usable one), the number of a
-    GPU, or `auto` (the default): a GPU if it is faster.
+    GPU, or `auto` (the default): a GPU if it is faster. `base` is that of `open`; without it,
+    tensors that need it are told in `unchecked`.
 
     Raises `CorruptError` at the first problem; `GpuError` if the requested GPU does not exist.
     """

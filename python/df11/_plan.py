@@ -123,6 +123,8 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
         return "a vector"
     if any(one.encoding == "float" for one in stored):
         return "of a dtype that is decoded at load"
+    if any(one.encoding == "delta" for one in stored):
+        return "stored as differences from a base, decoded at load"
     if any(one.encoding == "raw" or one.dtype != "BF16" for one in stored):
         return "stored as it is"
     if isinstance(value, CompressedTensor):

@@ -21,8 +21,8 @@ class safe_open:
     `framework` is `"pt"` (PyTorch) or `"np"` (NumPy); `device` is where PyTorch's tensors go, a
     name or a GPU's number; `backend`, `"mmap"` or `"pread"`, says how the container is read.
     Opening reads directories only. Each tensor is decoded on request, on all cores, into memory
-    that the caller owns. F4 has PyTorch's type of two elements, and half the length in the last
-    dimension.
+    that the caller owns. `base` is that of `df11.open`. F4 has PyTorch's type of two elements, and
+    half the length in the last dimension.
 
     Raises `ParameterError` for another framework or backend, and for a folder that lacks shards,
     which it names; and the errors of `df11.open`. A file opens alone, also if it is one of several
@@ -36,6 +36,7 @@ class safe_open:
         device: str | int = "cpu",
         *,
         backend: str = "mmap",
+        base: str | PathLike[str] | None = None,
     ) -> None:
         if framework not in (*_TORCH, *_NUMPY):
             raise unfit(f"framework {framework!r} is not known", 'choose "pt" or "np"')
@@ -45,7 +46,7 @@ class safe_open:
         if backend not in _BACKENDS:
             known = " or ".join(f'"{name}"' for name in _BACKENDS)
             raise unfit(f"backend {backend!r} is not known", f"choose {known}")
-        self._model: Model | None = open(filename, memory_map=backend == "mmap")
+        self._model: Model | None = open(filename, memory_map=backend == "mmap", base=base)
         if is_folder(filename):
             self._model.check_complete()
 

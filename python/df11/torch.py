@@ -24,15 +24,20 @@ __all__ = ["CompressedTensor", "load_compressed", "load_file", "save_file"]
 
 
 def load_file(
-    filename: str | PathLike[str], device: str | int = "cpu", *, backend: str = "mmap"
+    filename: str | PathLike[str],
+    device: str | int = "cpu",
+    *,
+    backend: str = "mmap",
+    base: str | PathLike[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """All tensors of a container, or of a folder of them, decoded, by name.
 
     They take the memory of the BF16 model. To keep weights compressed use `from_pretrained`,
-    `df11.attach` or `load_compressed`. Raises the errors of `safe_open`, and `CorruptError` if the
-    container is damaged.
+    `df11.attach` or `load_compressed`. `base` is that of `df11.open`. Raises the errors of
+    `safe_open`, and `CorruptError` if the container is damaged.
     """
-    with safe_open(filename, framework="pt", device=device, backend=backend) as file:
+    file = safe_open(filename, framework="pt", device=device, backend=backend, base=base)
+    with file:
         tensors: dict[str, torch.Tensor] = file.get_tensors()
         return tensors
 

@@ -34,16 +34,17 @@ pub(crate) struct ReadAhead {
 
 /// Maps and validates a container or a folder of shards.
 #[pyfunction]
-#[pyo3(signature = (path, *, memory_map=true, checksums=true, in_memory=false))]
+#[pyo3(signature = (path, *, memory_map=true, checksums=true, in_memory=false, base=None))]
 pub(crate) fn open(
     py: Python<'_>,
     path: PathBuf,
     memory_map: bool,
     checksums: bool,
     in_memory: bool,
+    base: Option<PathBuf>,
 ) -> PyResult<Model> {
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
-    let options = options.in_memory(in_memory);
+    let options = base.into_iter().fold(options.in_memory(in_memory), OpenOptions::base);
     let inner = Arc::new(work::briefly(py, || options.open(&path))?);
     Ok(Model { inner, path, tensors: PyOnceLock::new() })
 }

@@ -197,6 +197,7 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
                 exception.setattr("offset", offset)?;
             }
             Error::Unsupported { remedy, .. }
+            | Error::NoBase { remedy, .. }
             | Error::Parameter { remedy, .. }
             | Error::Gpu { remedy, .. } => exception.setattr("remedy", remedy)?,
             _ => {}
@@ -210,6 +211,7 @@ const fn class(error: &Error) -> &'static str {
     match error {
         Error::Io { .. } => "IoError",
         Error::Unsupported { .. } => "UnsupportedError",
+        Error::NoBase { .. } => "NoBaseError",
         Error::Corrupt { .. } => "CorruptError",
         Error::Limit { .. } => "LimitError",
         Error::Parameter { .. } | Error::Exists { .. } => "ParameterError",

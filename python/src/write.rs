@@ -26,13 +26,17 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
 
 /// Opens models that are read from end to end: a file that shrinks meanwhile is an error then, and
 /// not the end of the process.
-fn open_to_stream(path: &Path) -> df11::Result<df11::Models> {
-    OpenOptions::new().memory_map(false).open_all(path)
+fn open_to_stream(path: &Path, base: Option<PathBuf>) -> df11::Result<df11::Models> {
+    let options = OpenOptions::new().memory_map(false);
+    base.into_iter().fold(options, OpenOptions::base).open_all(path)
 }
 
 /// Compresses a model.
 #[pyfunction]
-#[pyo3(signature = (source, out, *, layout=None, verify=true, overwrite=false, progress=None))]
+#[pyo3(signature = (
+    source, out, *, layout=None, verify=true, overwrite=false, base=None, progress=None
+))]
+#[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
 pub(crate) fn compress<'py>(
     py: Python<'py>,
     source: PathBuf,
@@ -40,10 +44,12 @@ pub(crate) fn compress<'py>(
     layout: Option<&str>,
     verify: bool,
     overwrite: bool,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = CompressOptions::new().layout(layout_of(py, layout)?);
     let options = options.verify(verify).overwrite(overwrite);
+    let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
         prepare(overwrite, &source, &out, "df11")?;
@@ -62,7 +68,10 @@ fn prepare(overwrite: bool, source: &Path, out: &Path, suffix: &str) -> df11::Re
 
 /// Stores a model in another layout.
 #[pyfunction]
-#[pyo3(signature = (source, out, *, layout=None, verify=true, overwrite=false, progress=None))]
+#[pyo3(signature = (
+    source, out, *, layout=None, verify=true, overwrite=false, base=None, progress=None
+))]
+#[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
 pub(crate) fn convert<'py>(
     py: Python<'py>,
     source: PathBuf,
@@ -70,12 +79,13 @@ pub(crate) fn convert<'py>(
     layout: Option<&str>,
     verify: bool,
     overwrite: bool,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let options = CompressOptions::new().layout(layout_of(py, layout)?);
     let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
-        let opened = open_to_stream(&source)?;
+        let opened = open_to_stream(&source, base)?;
         prepare(overwrite, &source, &out, "df11")?;
         df11::convert_all(&opened, &out, &options, observer)
     })
@@ -83,36 +93,39 @@ pub(crate) fn convert<'py>(
 
 /// The sizes that compression would give.
 #[pyfunction]
-#[pyo3(signature = (source, out=None, *, layout=None, progress=None))]
+#[pyo3(signature = (source, out=None, *, layout=None, base=None, progress=None))]
 pub(crate) fn estimate<'py>(
     py: Python<'py>,
     source: PathBuf,
     out: Option<PathBuf>,
     layout: Option<&str>,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let layout = layout_of(py, layout)?;
+    let options = CompressOptions::new().layout(layout_of(py, layout)?);
+    let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
         let opened = Sources::open(&source, None)?;
         let default = if opened.is_pipeline() { "model" } else { "model.df11" };
         let out = out.unwrap_or_else(|| default.into());
-        let estimates = df11::estimate_all(&opened, &out, layout, None, observer)?;
+        let estimates = df11::estimate_all(&opened, &out, &options, None, observer)?;
         Ok(estimates.into_iter().map(|estimate| estimate.report).collect())
     })
 }
 
 /// Gives back the original files.
 #[pyfunction]
-#[pyo3(signature = (source, out, *, overwrite=false, progress=None))]
+#[pyo3(signature = (source, out, *, overwrite=false, base=None, progress=None))]
 pub(crate) fn decompress(
     py: Python<'_>,
     source: PathBuf,
     out: PathBuf,
     overwrite: bool,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<u64> {
     work::watched(py, progress, |observer| {
-        let models = open_to_stream(&source)?;
+        let models = open_to_stream(&source, base)?;
         let options = DecompressOptions::new().overwrite(overwrite);
         prepare(overwrite, &source, &out, "safetensors")?;
         let restored = df11::decompress_all(&models, &out, &options, observer)?;
@@ -156,6 +169,7 @@ fn reported<'py>(
         ("shards", report.shards),
         ("blocks", report.blocks),
         ("coded_tensors", report.coded_tensors),
+        ("delta_tensors", report.delta_tensors),
         ("raw_tensors", report.raw_tensors),
         ("alias_tensors", report.alias_tensors),
         ("coded_weights", report.coded_weights),
@@ -185,16 +199,17 @@ pub(crate) struct Verifier {
 
 /// Checks a container, or all models in a folder.
 #[pyfunction]
-#[pyo3(signature = (path, level="full", *, device=None, progress=None))]
+#[pyo3(signature = (path, level="full", *, device=None, base=None, progress=None))]
 pub(crate) fn verify<'py>(
     py: Python<'py>,
     path: PathBuf,
     level: &str,
     device: Option<DeviceChoice>,
+    base: Option<PathBuf>,
     progress: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     Verifier::new(py, level, device)?.watched(py, progress, |check, observer| {
-        let models = open_to_stream(&path)?;
+        let models = open_to_stream(&path, base)?;
         let mut all = Verification::default();
         for component in models.components() {
             let found = check.run(&component.model, observer)?;

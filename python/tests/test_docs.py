@@ -147,6 +147,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     large = models.seeded(transformers.AutoModelForCausalLM.from_config(llama))
     large.save_pretrained(root / "Llama-3.1-8B")
     shutil.copytree(root / "Llama-3.1-8B", root / "Llama-3.1-405B")
+    for parameter in large.parameters():
+        parameter.data.mul_(1.002)
+    large.save_pretrained(root / "Llama-3.1-8B-tune")
     models.causal("qwen3", root / "Qwen3-8B")
     models.tokenizer().save_pretrained(root / "Qwen3-8B")
     pipelines.save(root / "FLUX.1-dev")

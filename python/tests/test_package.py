@@ -69,6 +69,7 @@ def test_exceptions_are_sorted_by_fault() -> None:
         "UnsupportedError": df11.Error,
         "CorruptError": ValueError,
         "LimitError": ValueError,
+        "NoBaseError": df11.Error,
         "ParameterError": ValueError,
         "GpuError": RuntimeError,
     }.items():

@@ -188,3 +188,23 @@ def test_other_floats_are_decoded_to_exact_values(tmp_path: Path, dtype: torch.d
     for name, value in expected.items():
         loaded = found[name].decode() if isinstance(found[name], Deferred) else found[name]
         assert loaded.dtype == dtype and torch.equal(loaded, value), name
+
+
+def test_a_fine_tune_is_decoded_with_its_base(tmp_path: Path) -> None:
+    config = models.config_of("llama")
+    model = models.seeded(models.transformers.AutoModelForCausalLM.from_config(config))
+    model.save_pretrained(tmp_path / "base")
+    for parameter in model.parameters():
+        parameter.data.mul_(1.002)
+    model.save_pretrained(tmp_path / "tune")
+    folder = tmp_path / "df11"
+    df11.compress(tmp_path / "tune", folder, base=tmp_path / "base", progress=False)
+    assert "delta" in {tensor.encoding for tensor in df11.open(folder).values()}
+    expected, found = load_file(tmp_path / "tune/model.safetensors"), read(folder)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        loaded = found[name].decode() if isinstance(found[name], Deferred) else found[name]
+        assert torch.equal(loaded, value), name
+    (tmp_path / "base").rename(tmp_path / "moved")
+    with pytest.raises(df11.NoBaseError, match='"base"'):
+        read(folder)

@@ -50,8 +50,8 @@ def check_rows(container: Container, decoded: dict[str, bytes]) -> None:
             require(part == data[first * size : (first + count) * size], f"rows of {name!r} differ")
 
 
-def check_valid(data: bytes, row: dict) -> None:
-    container = Container(data)
+def check_valid(data: bytes, base: Container | None, row: dict) -> None:
+    container = Container(data, base=base)
     tensors, errors = attempt(container.tensor, container.names)
     files, more = attempt(container.restore, container.paths)
     for error in errors + more:
@@ -63,10 +63,10 @@ def check_valid(data: bytes, row: dict) -> None:
     require(is_good == (row["result"] == "good"), "another result of verification")
 
 
-def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
+def first_failure(data: bytes, base: Container | None = None) -> tuple[str, list[FormatError]]:
     """The first level at which a reader finds something, and what it finds there."""
     try:
-        container = Container(data)
+        container = Container(data, base=base)
     except FormatError as e:
         return "open", [e]
     _, errors = attempt(container.tensor, container.names)
@@ -80,9 +80,9 @@ def first_failure(data: bytes) -> tuple[str, list[FormatError]]:
     return "none", []
 
 
-def check_invalid(data: bytes, row: dict) -> None:
+def check_invalid(data: bytes, base: Container | None, row: dict) -> None:
     expected = row["expect"] if isinstance(row["expect"], list) else [row["expect"]]
-    level, errors = first_failure(data)
+    level, errors = first_failure(data, base)
     found = "; ".join(f"{type(e).__name__}: {e}" for e in errors) or "no error"
     require(level == row["level"], f"found at {level}, not at {row['level']}: {found}")
     require(any(type(e).__name__ in expected for e in errors), f"expected {expected}: {found}")
@@ -96,7 +96,8 @@ def read(path: Path) -> bytes:
 def check(folder: Path, row: dict) -> None:
     data = read(folder / row["file"])
     require(sha256(data).hexdigest() == row["sha256"], "the file is not the one of the manifest")
-    (check_valid if row["expect"] == "valid" else check_invalid)(data, row)
+    base = Container(read(folder / row["base"])) if "base" in row else None
+    (check_valid if row["expect"] == "valid" else check_invalid)(data, base, row)
 
 
 def unlisted(folder: Path, rows: list[dict]) -> list[str]:

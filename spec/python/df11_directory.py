@@ -36,8 +36,7 @@ MAX_CODE_LENGTH = 16
 
 WEIGHTS, SIDE_FILE, BESIDE = 0, 1, 2
 CODEBOOK, INDEX, BITSTREAM, PLANE, RAW, PREFIX, SIDE = range(1, 8)
-ALIAS, STORED_RAW, GAP, TILE, FLOAT = 0, 1, 2, 3, 4
-ENCODINGS = (ALIAS, STORED_RAW, GAP, TILE, FLOAT)
+ENCODINGS = ALIAS, STORED_RAW, GAP, TILE, FLOAT, DELTA = range(6)
 BF16 = 15
 # Section 5: names and bits of an element by dtype.
 NAMES = dict(
@@ -56,6 +55,7 @@ KINDS = {
     GAP: [CODEBOOK, INDEX, INDEX, BITSTREAM, PLANE],
     TILE: [CODEBOOK, INDEX, BITSTREAM, PLANE],
     FLOAT: [CODEBOOK, INDEX, BITSTREAM, PLANE],
+    DELTA: [CODEBOOK, INDEX, BITSTREAM],
 }
 # Section 6.5: bits of the exponent by dtype, and the numbers of zero bits.
 EXPONENT_BITS = {7: 5, 8: 4, 14: 5, BF16: 8, 18: 8}
@@ -375,6 +375,8 @@ class Directory:
             return
         elif t.encoding == STORED_RAW:
             kinds = kinds if t.bytes else []
+        elif t.encoding == DELTA:
+            named, lengths = 4, self._delta_lengths(t)
         else:
             of = ZERO_BITS.get(t.dtype, ()) if t.encoding == FLOAT else (0,) * (t.dtype == BF16)
             zero_bits, named = t.parameters[3], 4 if t.encoding == FLOAT else 3
@@ -417,6 +419,17 @@ class Directory:
         plane = ceil_div(t.elements * kept_bits(t), 8)
         return [codebook, 32 * (tiles + 1), 16 * ceil_div(bit_count, 128), plane]
 
+    def _delta_lengths(self, t: Tensor) -> list[int]:
+        """Section 6.6: the lengths, of which only one follows from the shape."""
+        t.require(t.elements > 0 and t.dtype == BF16, "dtype")
+        t.require(t.array_count == 3, "array_count")
+        codebook, _, bitstream = (a.length for a in self.arrays_of(t))
+        segments = ceil_div(t.elements, segment_elements(t.dimensions))
+        require(6 <= codebook <= 5058, f"{t.place}: a codebook of {codebook} bytes")
+        right = bitstream % 4 == 0 and bitstream >= 36 * segments
+        require(right, f"{t.place}: a bitstream of {bitstream} bytes")
+        return [codebook, 8 * (segments + 1), bitstream]
+
     def arrays_of(self, owner: File | Tensor) -> list[Array]:
         return self.arrays[owner.first_array : owner.first_array + owner.array_count]
 
@@ -424,6 +437,12 @@ class Directory:
 def kept_bits(t: Tensor) -> int:
     """Bits of a weight in the plane of a tile or float tensor."""
     return BITS[t.dtype] - EXPONENT_BITS[t.dtype] - t.parameters[3]
+
+
+def segment_elements(shape: tuple[int, ...]) -> int:
+    """Weights of each segment of a delta tensor but the last (6.6, *Segments*)."""
+    rows = 32 * prod(shape[1:] if len(shape) > 3 else shape[-1:])
+    return 1 << 18 if rows > 1 << 23 else align(1 << 18, rows)
 
 
 def ascend(names: list[str], what: str) -> None:

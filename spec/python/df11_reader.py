@@ -19,6 +19,7 @@ from df11_directory import (
     BESIDE,
     BITS,
     CHECKSUM_CHUNK_BYTES,
+    DELTA,
     ENCODINGS,
     EXPONENT_BITS,
     GAP,
@@ -37,6 +38,7 @@ from df11_directory import (
     kept_bits,
     require,
 )
+from df11_delta import Delta
 from df11_gap import Gap
 from df11_tile import Split, Tile
 
@@ -128,13 +130,16 @@ def unmarked(data: bytes) -> bytes:
 
 class Container(Directory):
     """An open container: the directory and what it describes. Side files beside it are looked for
-    in `folder`, the folder of its model.
+    in `folder`, the folder of its model; `base` has the bases of its tensors in delta.
     """
 
     def __init__(
-        self, source: bytes | str | PathLike, folder: str | PathLike | None = None
+        self,
+        source: bytes | str | PathLike,
+        folder: str | PathLike | None = None,
+        base: "Container | None" = None,
     ) -> None:
-        self.folder = None if folder is None else Path(folder)
+        self.folder, self.base = None if folder is None else Path(folder), base
         self._right: set[int] = set()  # chunks that were checked
         super().__init__(source)
 
@@ -166,14 +171,24 @@ class Container(Directory):
             t = self.tensors[t.parameters[0]]
         t.require(t.dtype in BITS, "dtype", Unsupported)
         t.require(t.encoding in ENCODINGS, "encoding", Unsupported)
+        t.require(t.encoding != DELTA or self._base_name(t) is not None, "encoding", Unsupported)
         return t
 
-    def _coded(self, t: Tensor) -> Gap | Tile:
+    def _base_name(self, t: Tensor) -> str | None:
+        """The name of a delta tensor, if the base model has its base (6.6)."""
+        name = list(self.names)[t.number]
+        base = self.base.names.get(name) if self.base else None
+        same = base and (base.dtype, base.dimensions) == (t.dtype, t.dimensions)
+        return name if same and base.hash == struct.pack("<4Q", *t.parameters) else None
+
+    def _coded(self, t: Tensor) -> Gap | Tile | Delta:
         arrays = self.arrays_of(t)
 
         def read(i: int, *part: int) -> bytes:
             return self.read_array(arrays[i], *part)
 
+        if t.encoding == DELTA:
+            return Delta(t.dimensions, read, lambda: self.base.tensor(self._base_name(t)))
         if t.encoding == GAP:
             return Gap(t.parameters, t.elements, read)
         split = Split(BITS[t.dtype], EXPONENT_BITS[t.dtype], kept_bits(t))

@@ -84,6 +84,7 @@ impl Failure {
             Self::Check(error) | Self::Other(error) => match error {
                 Error::Io { .. } => "io",
                 Error::Unsupported { .. } => "unsupported",
+                Error::NoBase { .. } => "no_base",
                 Error::Corrupt { .. } => "corrupt",
                 Error::Limit { .. } => "limit",
                 Error::Parameter { .. } | Error::Exists { .. } => "parameter",

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{
-    Card, Error, Sources,
+    Card, CompressOptions, Error, Sources,
     hazmat::{check_local, check_replaceable, locate},
     is_compressed,
 };
@@ -14,7 +14,7 @@ use super::{
     answer::{Answer, Failure},
     containers::{Selection, Task, Writing, compressed_already},
     estimate::EstimateArgs,
-    session::{Session, Threads, open_to_stream},
+    session::{BaseArg, Session, Threads, open_to_stream},
 };
 
 const COMPRESS_HELP: &str = "\
@@ -28,6 +28,8 @@ Examples:
   df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache, where hf download \
   puts it
   df11 compress Qwen3-8B-DF11                 a checkpoint of the official DFloat11 package
+  df11 compress Qwen3-8B-tune --base Qwen/Qwen3-8B    a fine-tune, as its differences from the \
+  model that it was trained from
 
 The output gets its name after it has been verified. df11 decompress restores the same files, \
 byte for byte.
@@ -48,7 +50,8 @@ Examples:
   df11 convert Llama-3.1-8B.df11 -o Llama-3.1-8B-df11    one file to a folder
 
 The output is the same as if df11 compress had made it from the original files: the same names, \
-hashes and side files. The original files are not written.";
+hashes and side files. The original files are not written. The output of a model that was \
+compressed with --base stands alone.";
 
 /// Compress a safetensors file, or the folder of a model or pipeline
 #[derive(Args)]
@@ -72,6 +75,11 @@ pub(super) struct Compress {
     /// Store a value that other programs read under this key, as in tool.setting=value; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
+    /// Store BF16 tensors as their differences from those of this model where that is smaller: of
+    /// the model that was fine-tuned; a path, or a repository in the Hugging Face cache. The output
+    /// needs it for decoding
+    #[arg(long, value_name = "BASE")]
+    base: Option<PathBuf>,
     /// Show the sizes and write nothing, as df11 estimate does
     #[arg(long)]
     dry_run: bool,
@@ -87,6 +95,7 @@ impl Compress {
             out: self.out.clone(),
             selection: self.selection.clone(),
             layout: self.writing.layout,
+            base: self.base.clone(),
             threads: self.threads,
             ..EstimateArgs::default()
         }
@@ -117,6 +126,7 @@ impl Compress {
         }
         let card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let options = self.writing.options()?.metadata(self.metadata()?).card(card);
+        let options = self.base.iter().fold(options, CompressOptions::base);
         let start = Instant::now();
         let (source, out) = self.selection.open(&place, self.out.as_ref())?;
         source.notes().for_each(|note| session.notice(note));
@@ -164,6 +174,8 @@ pub(super) struct Convert {
     #[arg(long)]
     no_card: bool,
     #[command(flatten)]
+    base: BaseArg,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -172,7 +184,7 @@ impl Convert {
         let card = (!self.no_card).then(Card::default);
         let options = self.writing.options()?.card(card);
         let start = Instant::now();
-        let models = open_to_stream(&self.source)?;
+        let models = open_to_stream(&self.source, &self.base)?;
         if self.writing.force {
             check_replaceable(&self.source, &self.out, "df11")?;
         }

@@ -356,6 +356,13 @@ fn text_of(report: &Report) -> String {
             report.entropy_limit()
         ));
     }
+    if report.delta_weights > 0 {
+        let bits = 8.0 * report.delta_bytes as f64 / report.delta_weights as f64;
+        lines.push(format!(
+            "  base      {} as differences from it, {bits:.3} bits per weight",
+            text::count(report.delta_tensors, "tensor")
+        ));
+    }
     lines.push(format!(
         "  tensors   {} compressed, {} raw, {}; {} in {}",
         report.coded_tensors,
@@ -407,6 +414,9 @@ fn json_of(report: &Report) -> Value {
         "entropy_bits_per_weight": report.entropy(),
         "coded_weights": report.coded_weights,
         "coded_tensors": report.coded_tensors,
+        "delta_tensors": report.delta_tensors,
+        "delta_weights": report.delta_weights,
+        "delta_bytes": report.delta_bytes,
         "raw_tensors": report.raw_tensors,
         "raw_bytes": raw_bytes,
         "alias_tensors": report.alias_tensors,

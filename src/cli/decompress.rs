@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::{
     answer::{Answer, Failure},
     containers::{Task, component_name, left_out_json, named, of_component},
-    session::{Session, Threads, add_removed, open_to_stream, tidy},
+    session::{BaseArg, Session, Threads, add_removed, open_to_stream, tidy},
     text,
 };
 
@@ -46,13 +46,15 @@ pub(super) struct Decompress {
     #[arg(long)]
     keep_changed: bool,
     #[command(flatten)]
+    base: BaseArg,
+    #[command(flatten)]
     threads: Threads,
 }
 
 impl Decompress {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let start = Instant::now();
-        let models = open_to_stream(&self.source)?;
+        let models = open_to_stream(&self.source, &self.base)?;
         let out = self.out.clone().map_or_else(|| default_out(&self.source, &models), Ok)?;
         if self.force {
             check_replaceable(&self.source, &out, "safetensors")?;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
 use df11::{
-    estimate_all,
+    CompressOptions, estimate_all,
     hazmat::{Located, locate},
     is_compressed,
 };
@@ -58,6 +58,9 @@ pub(super) struct EstimateArgs {
     #[cfg(feature = "cudarc")]
     #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
     pub(super) residence: ResidenceArg,
+    /// Estimate differences from this model, as compress --base stores them
+    #[arg(long, value_name = "BASE", conflicts_with = "exponent_bits")]
+    pub(super) base: Option<PathBuf>,
     /// Assume this many bits per exponent instead of reading the weights; trained models have 2.6
     /// to 2.7
     #[arg(long, value_name = "BITS")]
@@ -87,7 +90,8 @@ impl EstimateArgs {
 
     /// Estimates models that are not compressed yet.
     pub(super) fn of_source(&self, place: &Located, session: &Session) -> Result<Answer, Failure> {
-        let layout = self.layout.layout()?;
+        let options = CompressOptions::new().layout(self.layout.layout()?);
+        let options = self.base.iter().fold(options, CompressOptions::base);
         let start = Instant::now();
         let (source, out) = self.selection.open(place, self.out.as_ref())?;
         #[cfg(feature = "cudarc")]
@@ -99,7 +103,7 @@ impl EstimateArgs {
         source.notes().for_each(|note| session.notice(note));
         let progress = session.progress();
         let mut estimates = self.threads.run(|| {
-            let estimates = estimate_all(&source, &out, layout, self.exponent_bits, &progress);
+            let estimates = estimate_all(&source, &out, &options, self.exponent_bits, &progress);
             estimates.map_err(Failure::Other)
         })?;
         drop(progress);

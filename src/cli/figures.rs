@@ -124,10 +124,11 @@ pub(super) fn total(blocks: &[BlockFigures]) -> Figures {
     Figures::sum("total", blocks.iter().map(|block| &block.total))
 }
 
-/// Whether a tensor has weights of its own, stored in a way that is known.
+/// Whether a tensor has weights of its own, stored in a way that is known and without another
+/// model.
 pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
     tensor.dtype() == Some(Dtype::BF16)
-        && !matches!(tensor.encoding(), Encoding::Alias | Encoding::Unknown(_))
+        && !matches!(tensor.encoding(), Encoding::Alias | Encoding::Delta | Encoding::Unknown(_))
         && tensor.elements() > 0
 }
 

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     io::{self, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use clap::Args;
@@ -62,10 +62,25 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
     })
 }
 
+#[derive(Args, Clone, Default)]
+pub(super) struct BaseArg {
+    /// The base of a model that was compressed with --base, if it is not where it was then
+    #[arg(long, value_name = "BASE")]
+    base: Option<PathBuf>,
+}
+
+impl BaseArg {
+    /// How models are opened with it.
+    pub(super) fn options(&self) -> OpenOptions {
+        let options = OpenOptions::new();
+        self.base.iter().fold(options, OpenOptions::base)
+    }
+}
+
 /// Opens models that will be read from end to end. Reading makes copies, unlike a mapping. But its
 /// memory is bounded, and a file that shrinks meanwhile is an error and not the end of the process.
-pub(super) fn open_to_stream(path: &Path) -> Result<Models, Error> {
-    OpenOptions::new().memory_map(false).open_all(path)
+pub(super) fn open_to_stream(path: &Path, base: &BaseArg) -> Result<Models, Error> {
+    base.options().memory_map(false).open_all(path)
 }
 
 /// A folder for temporary files, which goes when it is dropped. `place` must be there.

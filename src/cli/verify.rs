@@ -10,7 +10,7 @@ use super::{
     answer::{Answer, Failure},
     containers::{component_name, container_bytes, of_component},
     device::{DecodedBy, DeviceArgs},
-    session::{Session, Threads, open_to_stream},
+    session::{BaseArg, Session, Threads, open_to_stream},
     text,
 };
 
@@ -35,6 +35,8 @@ pub(super) struct Verify {
     level: LevelName,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    base: BaseArg,
     #[command(flatten)]
     threads: Threads,
 }
@@ -82,7 +84,7 @@ impl Verified<'_> {
 
 impl Verify {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        let models = open_to_stream(&self.source).map_err(failed)?;
+        let models = open_to_stream(&self.source, &self.base).map_err(failed)?;
         let check = |component| self.threads.run(|| self.check(component, session));
         let found = models.components().iter().map(check).collect::<Result<Vec<_>, _>>()?;
         self.check_complete(&models, self.answer(&models, &found))

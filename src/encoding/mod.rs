@@ -21,6 +21,7 @@
 //!   `vectors`; then `just vectors`), `ENTRIES` in `tests/sources/ptx.rs`, and in `fuzz/src`
 //!   `witness.rs`, `draft.rs` and `targets`.
 
+pub mod delta;
 pub mod gap;
 pub mod stored;
 pub mod tile;

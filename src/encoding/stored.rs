@@ -88,6 +88,23 @@ pub trait ReadArrays<'m> {
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]>;
+
+    /// The weights that the tensor is a difference from.
+    ///
+    /// # Errors
+    /// [`Error::NoBase`] if they are not known.
+    fn base(&self) -> Result<Box<dyn ReadBase + 'm>> {
+        Err(Error::no_base("arrays without their base", "pass the base too"))
+    }
+}
+
+/// Weights from which others are differences.
+pub trait ReadBase: Send + Sync {
+    /// Reads weights, little-endian, to `out`, which is as long.
+    ///
+    /// # Errors
+    /// Errors of reading.
+    fn read(&self, elements: Range<u64>, out: &mut [u8]) -> Result<()>;
 }
 
 /// Arrays that lie in memory.

@@ -17,14 +17,14 @@ use zerocopy::{
 };
 
 use super::records::{
-    ArrayRecord, BlockRecord, ENCODING_FLOAT, ENCODING_GAP, ENCODING_TILE, FILE_WEIGHTS,
-    FileRecord, MetadataRecord, SectionRecord, TensorRecord, record,
+    ArrayRecord, BlockRecord, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_TILE,
+    FILE_WEIGHTS, FileRecord, MetadataRecord, SectionRecord, TensorRecord, record,
 };
 use crate::{
     Dtype, Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, VERSION_MINOR},
     dtype,
-    encoding::{gap::GapSizes, stored::CodedSizes, tile},
+    encoding::{delta, delta::DeltaSizes, gap::GapSizes, stored::CodedSizes, tile},
     float::FloatSplit,
 };
 
@@ -90,8 +90,9 @@ impl Directory {
 
     /// The minor version of the format that first had all that is in it.
     pub fn version_minor(&self) -> u16 {
-        let has_floats = self.tensors.iter().any(|tensor| tensor.encoding == ENCODING_FLOAT);
-        if has_floats { VERSION_MINOR } else { 0 }
+        let newer = [ENCODING_FLOAT, ENCODING_DELTA];
+        let is_new = |tensor: &TensorRecord| newer.contains(&tensor.encoding.get());
+        if self.tensors.iter().any(is_new) { VERSION_MINOR } else { 0 }
     }
 
     /// A path or name in text. Right for the fields of a validated directory; empty for others.
@@ -154,6 +155,8 @@ pub(crate) enum Coded {
     Tile(tile::TileSizes),
     /// Tiles of other floats than BF16.
     Float(tile::TileSizes),
+    /// Differences from a base.
+    Delta(DeltaSizes),
 }
 
 impl Deref for Coded {
@@ -163,6 +166,7 @@ impl Deref for Coded {
         match self {
             Self::Gap(sizes) => sizes,
             Self::Tile(sizes) | Self::Float(sizes) => sizes,
+            Self::Delta(sizes) => sizes,
         }
     }
 }
@@ -170,7 +174,7 @@ impl Deref for Coded {
 impl Coded {
     /// Whether tensors of the encoding with this number are coded.
     pub(crate) fn is_coded(encoding: u32) -> bool {
-        [ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT].contains(&encoding)
+        [ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT, ENCODING_DELTA].contains(&encoding)
     }
 
     /// A tensor's split, if tensors of its dtype can have its encoding, which is a coded one.
@@ -195,8 +199,9 @@ impl Coded {
         }
         let [parameters @ .., zero_bits] = tensor.parameters.map(U64::get);
         let elements = dtype::elements(&tensor.dimensions())?;
-        let codebook = directory.arrays[tensor.array_range()].first();
-        let codebook = codebook.map_or(0, |array| array.length.get());
+        let arrays = &directory.arrays[tensor.array_range()];
+        let length = |at: usize| arrays.get(at).map_or(0, |array| array.length.get());
+        let codebook = length(0);
         Ok(Some(match encoding {
             ENCODING_GAP => Self::Gap(GapSizes::of_record(parameters, elements, codebook)?),
             ENCODING_TILE => {
@@ -210,6 +215,12 @@ impl Coded {
                 let sizes = tile::TileSizes::of_record(parameters, elements, codebook)?;
                 Self::Float(sizes.split_as(split))
             }
+            ENCODING_DELTA => {
+                let base: Vec<u8> = tensor.parameters.as_bytes().to_vec();
+                let base = base.try_into().expect("four numbers are 32 bytes");
+                let of = (&tensor.dimensions()[..], elements);
+                Self::Delta(DeltaSizes::new(base, of, codebook, length(delta::BITSTREAM))?)
+            }
             _ => return Ok(None),
         }))
     }
@@ -220,6 +231,7 @@ impl Coded {
             Self::Gap(_) => ENCODING_GAP,
             Self::Tile(_) => ENCODING_TILE,
             Self::Float(_) => ENCODING_FLOAT,
+            Self::Delta(_) => ENCODING_DELTA,
         }
     }
 }

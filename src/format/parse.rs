@@ -7,8 +7,9 @@ use super::{
     check::{Check, corrupt, require},
     directory::{Coded, Directory},
     records::{
-        ArrayRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_RAW, FILE_WEIGHTS, SECTION_CODEBOOK,
-        SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord, section_name,
+        ArrayRecord, ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_RAW, FILE_WEIGHTS,
+        SECTION_CODEBOOK, SECTION_PREFIX, SECTION_RAW, SECTION_SIDE, SectionRecord, TensorRecord,
+        section_name,
     },
 };
 use crate::{
@@ -301,7 +302,9 @@ impl TensorCheck<'_> {
     }
 
     fn coded(&self, dtype: Dtype, count: u64) -> Result<()> {
-        self.parameters(if self.record.encoding == ENCODING_FLOAT { 4 } else { 3 })?;
+        let encoding = self.record.encoding.get();
+        let all = [ENCODING_FLOAT, ENCODING_DELTA].contains(&encoding);
+        self.parameters(if all { 4 } else { 3 })?;
         let split = Coded::split(self.record).filter(|_| count > 0);
         let split = split.ok_or_else(|| {
             self.corrupt(format_args!("{} tensors are not coded so, nor empty ones", dtype.name()))
@@ -309,7 +312,9 @@ impl TensorCheck<'_> {
         // The plane first: once it is known to be there, no other size can be large for nothing.
         let plane = self.check.arrays.records[self.record.array_range()].last();
         let bytes = split.plane_bytes(count);
-        self.require(plane.is_some_and(|plane| plane.length == bytes), WRONG_ARRAYS)?;
+        let has_plane = plane.is_some_and(|plane| plane.length == bytes);
+        // Of a delta no other size depends on the number of weights alone.
+        self.require(has_plane || encoding == ENCODING_DELTA, WRONG_ARRAYS)?;
         let sizes = Coded::of(self.check.directory, self.record).map_err(|error| match error {
             limit @ Error::Limit { .. } => limit,
             error => self.corrupt(error),

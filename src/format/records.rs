@@ -36,6 +36,8 @@ pub const ENCODING_GAP: u32 = 2;
 pub const ENCODING_TILE: u32 = 3;
 /// `encoding` of a [`TensorRecord`]: as tiles, of another float than BF16.
 pub const ENCODING_FLOAT: u32 = 4;
+/// `encoding` of a [`TensorRecord`]: differences from a tensor of another model.
+pub const ENCODING_DELTA: u32 = 5;
 
 /// The name of a section kind of this version, or `None`.
 pub const fn section_name(kind: u32) -> Option<&'static str> {

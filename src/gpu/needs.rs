@@ -159,10 +159,15 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     Ok(is_matrix.then_some(sizes))
 }
 
+/// Whether the host decodes tensors of an encoding.
+const fn is_decoded(encoding: Encoding) -> bool {
+    matches!(encoding, Encoding::Float | Encoding::Delta)
+}
+
 /// Bytes of a tensor that the host decodes, because no kernel does.
 pub(super) fn decoded_length(model: &Model, id: TensorId) -> Option<u64> {
     let tensor = model.tensor_at(id);
-    (tensor.encoding() == Encoding::Float).then(|| tensor.byte_length().unwrap_or(0))
+    is_decoded(tensor.encoding()).then(|| tensor.byte_length().unwrap_or(0))
 }
 
 /// The decode table of a tensor, if a kernel decodes the tensor; or the place of a decoded one.
@@ -170,7 +175,7 @@ fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     match model.tensor_at(id).encoding() {
         Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
         Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
-        Encoding::Float => {
+        Encoding::Float | Encoding::Delta => {
             let bytes = decoded_length(model, id)?.next_multiple_of(ARRAY_ALIGNMENT);
             Some((id, bytes))
         }
@@ -183,7 +188,7 @@ fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
 pub(super) fn arrays_of(model: &Model, id: TensorId) -> impl Iterator<Item = ArrayId> + Clone {
     let arrays = model.tensor_at(id).record().array_range();
     let on_host = match model.tensor_at(id).encoding() {
-        Encoding::Float => arrays.len(),
+        encoding if is_decoded(encoding) => arrays.len(),
         _ => usize::from(table_of(model, id).is_some()),
     };
     (arrays.start + on_host..arrays.end).map(move |array| (id.0, array))

@@ -95,7 +95,7 @@ impl Stored {
     pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(Coded::Float(_)) => Self::Decoded(id),
+            Some(Coded::Float(_) | Coded::Delta(_)) => Self::Decoded(id),
             Some(Coded::Gap(sizes)) => {
                 Self::Coded(CodedTensor::read(tensor, id, Sizes::Gap(sizes), validate)?)
             }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::{ahead::ReadAhead, slice::Rect, tensor::Tensor};
 use crate::{
     Dtype, Error, Result,
-    encoding::stored::{DecodeArrays, ReadArrays, Scratch},
+    encoding::stored::{DecodeArrays, ReadArrays, ReadBase, Scratch},
     format::Coded,
     huffman::Histogram,
     parallel,
@@ -80,7 +80,8 @@ pub(super) fn ranges(range: Range<u64>, grain: u64) -> impl Iterator<Item = Rang
 pub(crate) const PIECE_BYTES: u64 = 1 << 20;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// One, and another one while a base is read for a tensor that has the first.
+    static SCRATCH: RefCell<Vec<Scratch>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Reads the arrays of a tensor, for an alias those of its target; errors name the alias.
@@ -99,6 +100,10 @@ impl<'m> ReadArrays<'m> for Tensor<'m> {
         scratch: &'s mut Vec<u8>,
     ) -> Result<&'s [u8]> {
         self.shard().read_array_with(self.first_array() + array, range, scratch)
+    }
+
+    fn base(&self) -> Result<Box<dyn ReadBase + 'm>> {
+        Tensor::base(&self.target())?.prepare()
     }
 }
 
@@ -131,11 +136,11 @@ impl<'m> TensorReader<'m> {
     }
 
     fn with_scratch(&self, work: impl FnOnce(&mut Scratch) -> Result<()>) -> Result<()> {
-        SCRATCH.with_borrow_mut(|scratch| {
-            let result = work(scratch).map_err(|error| self.tensor.locate(error));
-            scratch.give_back();
-            result
-        })
+        let mut scratch = SCRATCH.with_borrow_mut(Vec::pop).unwrap_or_default();
+        let result = work(&mut scratch).map_err(|error| self.tensor.locate(error));
+        scratch.give_back();
+        SCRATCH.with_borrow_mut(|kept| kept.push(scratch));
+        result
     }
 
     /// Decodes some columns of some rows, on this thread.

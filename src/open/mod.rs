@@ -2,6 +2,7 @@
 
 mod added;
 mod ahead;
+mod base;
 pub(crate) mod beside;
 mod decoder;
 mod far;
@@ -24,6 +25,7 @@ mod verify;
 
 pub use added::tensor_hashes;
 pub use ahead::ReadAhead;
+pub(crate) use base::{BASE, Base, BaseTensor, RecordedBase};
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

@@ -174,6 +174,11 @@ impl Model {
         &self.shards
     }
 
+    /// The same, to be completed.
+    pub(super) fn shards_mut(&mut self) -> &mut [Shard] {
+        &mut self.shards
+    }
+
     /// The folder that was opened, with side files beside the shards; `None` for a single
     /// container.
     pub fn folder(&self) -> Option<&Path> {

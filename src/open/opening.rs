@@ -45,7 +45,11 @@ impl OpenOptions {
     /// # Errors
     /// Like [`open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
-        let path = path.as_ref();
+        self.with_base(self.open_alone(path.as_ref())?)
+    }
+
+    /// Opens a model without the base that it may need.
+    fn open_alone(&self, path: &Path) -> Result<Model> {
         if let Some(name) = name_of(path) {
             return self.open_all_named(name)?.single("open");
         }
@@ -78,7 +82,7 @@ impl OpenOptions {
             .into_iter()
             .map(|(name, reader)| Shard::open(name, reader, self.checksums))
             .collect::<Result<_>>()?;
-        Model::new(shards, None)
+        self.with_base(Model::new(shards, None)?)
     }
 
     /// Opens a container, the folder of a model, or the folder of a pipeline with all its
@@ -103,7 +107,13 @@ impl OpenOptions {
     pub fn open_all(&self, path: impl AsRef<Path>) -> Result<Models> {
         let root = path.as_ref();
         if let Some(name) = name_of(root) {
-            return self.open_all_named(name);
+            let mut models = self.open_all_named(name)?;
+            let components = models.components.drain(..);
+            let with_base = |Component { folder, model, .. }| {
+                Ok(Component::new(folder, self.with_base(model)?))
+            };
+            models.components = components.map(with_base).collect::<Result<_>>()?;
+            return Ok(models);
         }
         check_installed(root)?;
         let list = root.join(PIPELINE);
@@ -152,7 +162,7 @@ impl OpenOptions {
         Ok(shards)
     }
 
-    fn shard(&self, path: &Path) -> Result<Shard> {
+    pub(super) fn shard(&self, path: &Path) -> Result<Shard> {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
         Shard::open(path.to_owned(), reader, self.checksums)
@@ -272,7 +282,7 @@ fn or_fetch(path: &Path, error: io::Error) -> io::Error {
 }
 
 /// All containers below a folder, ascending by path.
-fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn containers(folder: &Path) -> Result<Vec<PathBuf>> {
     let (found, left_out) = crate::source::walk(folder)?;
     let mut others = left_out.iter().filter(|other| other.reason != HIDDEN);
     if let Some(other) = others.find(|other| is_container(&other.path)) {

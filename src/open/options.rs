@@ -1,5 +1,6 @@
 //! How models are opened.
 
+use std::path::PathBuf;
 #[cfg(feature = "remote")]
 use std::time::Duration;
 
@@ -11,6 +12,9 @@ use crate::store::Patience;
 pub struct OpenOptions {
     pub(super) memory_map: bool,
     pub(super) checksums: bool,
+    pub(super) base: Option<PathBuf>,
+    /// The number of models that have this one as their base.
+    pub(super) depth: usize,
     #[cfg(feature = "remote")]
     pub(super) in_memory: bool,
     #[cfg(feature = "remote")]
@@ -29,6 +33,8 @@ impl OpenOptions {
         Self {
             memory_map: true,
             checksums: true,
+            base: None,
+            depth: 0,
             #[cfg(feature = "remote")]
             in_memory: false,
             #[cfg(feature = "remote")]
@@ -52,6 +58,16 @@ impl OpenOptions {
     #[must_use]
     pub const fn patience(mut self, stall: Duration, tries: u32) -> Self {
         self.patience = Patience { stall, tries, ..self.patience };
+        self
+    }
+
+    /// The base of a model that was compressed against one: its folder, its container or
+    /// safetensors file, or its name in the cache of the Hub (`org/name`). Without it the base is
+    /// looked for where the model says, and a tensor that needs it answers
+    /// [`Error::NoBase`](crate::Error::NoBase) if it is not there. Of no meaning to other models.
+    #[must_use]
+    pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
+        self.base = Some(base.into());
         self
     }
 

@@ -14,7 +14,10 @@ use std::{
 
 use rayon::prelude::*;
 
-use super::kept::KeptChunks;
+use super::{
+    base::{Base, NoBase},
+    kept::KeptChunks,
+};
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -48,6 +51,8 @@ pub struct Shard {
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
+    /// The model that its tensors in `delta` are differences from, or why it is not here.
+    base: Result<Arc<Base>, NoBase>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
 }
@@ -94,6 +99,7 @@ impl Shard {
             kept: Arc::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
+            base: Err(NoBase::default()),
             tensors_of_files: OnceLock::new(),
         })
     }
@@ -124,6 +130,15 @@ impl Shard {
                 .map_err(|error| Error::io("reading", &self.path, error))?;
             take(&bytes)
         })
+    }
+
+    /// The model that its tensors in `delta` are differences from, or why it is not here.
+    pub(super) fn base(&self) -> Result<&Base, &NoBase> {
+        self.base.as_deref()
+    }
+
+    pub(super) fn set_base(&mut self, base: Result<Arc<Base>, NoBase>) {
+        self.base = base;
     }
 
     /// The validated directory.

@@ -9,7 +9,8 @@ use crate::{
     format::{
         Coded,
         records::{
-            ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, TensorRecord,
+            ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW,
+            ENCODING_TILE, TensorRecord,
         },
     },
 };
@@ -28,6 +29,8 @@ pub enum Encoding {
     Tile,
     /// Tiles of a float other than BF16: FP8, F16 or F32.
     Float,
+    /// Differences from the tensor of the same name in another model, the base.
+    Delta,
     /// An encoding that this version does not know; the tensor cannot be decoded.
     Unknown(u32),
 }
@@ -40,6 +43,7 @@ impl Encoding {
             ENCODING_GAP => Self::Gap,
             ENCODING_TILE => Self::Tile,
             ENCODING_FLOAT => Self::Float,
+            ENCODING_DELTA => Self::Delta,
             id => Self::Unknown(id),
         }
     }
@@ -52,6 +56,7 @@ impl Encoding {
             Self::Gap => "gap",
             Self::Tile => "tile",
             Self::Float => "float",
+            Self::Delta => "delta",
             Self::Unknown(_) => "unknown",
         }
     }
@@ -179,17 +184,19 @@ impl<'m> Tensor<'m> {
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
-    /// Checks that its bytes are stored in a way that this version knows: before anything is
-    /// allocated, since nothing bounds the size of a tensor that cannot be decoded.
+    /// Checks that its bytes are stored in a way that this version knows, and that its base is
+    /// here if it needs one: before anything is allocated, since nothing bounds the size of a
+    /// tensor that cannot be decoded.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if they are not.
+    /// [`Error::Unsupported`] or [`Error::NoBase`] if not.
     pub fn check_known(&self) -> Result<()> {
         self.target().known_dtype()?;
         match self.target().encoding() {
             Encoding::Unknown(id) => {
                 Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
             }
+            Encoding::Delta => self.target().base().map(drop),
             _ => Ok(()),
         }
     }

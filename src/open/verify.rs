@@ -192,8 +192,8 @@ impl ShardVerifier<'_, '_> {
         }
         if self.level < Level::Full {
             let covered = |&file| match FilePieces::new(file, self.decoder) {
-                Ok(_) | Err(Error::Unsupported { .. }) => Ok(()),
-                Err(error) => Err(error),
+                Err(error) if !error.is_incomplete() => Err(error),
+                _ => Ok(()),
             };
             return weights.iter().try_for_each(covered);
         }
@@ -261,7 +261,7 @@ impl ShardVerifier<'_, '_> {
     fn weights(&mut self, file: OriginalFile<'_>) -> Result<()> {
         let (pieces, is_whole) = match FilePieces::new(file, self.decoder) {
             Ok(pieces) => (pieces, true),
-            Err(Error::Unsupported { what, .. }) => {
+            Err(Error::Unsupported { what, .. } | Error::NoBase { what, .. }) => {
                 self.found.unchecked.push(format!("file {:?}: {what}", file.path()));
                 (FilePieces::of_known(file, self.decoder), false)
             }

@@ -1,8 +1,8 @@
 //! First pass over a weights file: hashes of the file and of each tensor, histograms, and from them
 //! the code and the exact size of everything. After it the whole container can be laid out.
 //!
-//! It also takes a fingerprint of 64 bits of each tensor. The second pass compares its own; if they
-//! differ, the error names the source that changed.
+//! It also takes a [`fingerprint`] of 64 bits of each tensor. The second pass compares its own; if
+//! they differ, the error names the source that changed.
 //!
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
@@ -16,17 +16,33 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    coding::{self, Coding, ExponentCounts, PairCounts},
+    base::{self, Beside, base_of},
+    coding::{self, Coding, Counts, ExponentCounts},
+    fingerprint::fingerprint,
     input::Weights,
     options::Layout,
 };
 use crate::{
-    Dtype, Error, Result, encoding::gap::GapGeometry, float::is_coded, huffman::Histogram,
-    open::hash, parallel, progress::Observer, source::SourceTensor,
+    Dtype, Error, Result,
+    encoding::{
+        delta::{Differences, segment_elements},
+        gap::GapGeometry,
+        tile::PairHistogram,
+    },
+    float::is_coded,
+    huffman::Histogram,
+    open::{Base, hash},
+    parallel,
+    progress::Observer,
+    source::SourceTensor,
 };
 
 /// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
 const PIECE_BYTES: u64 = 256 << 10;
+
+/// A tensor is a difference from its base only if this saves a share of 1 / this, so that a model
+/// does not need a second one for next to nothing.
+const LEAST_GAIN: u64 = 16;
 
 /// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would
 /// save a few KiB each, and on a GPU one warp would decode such a tensor for longer than all others
@@ -50,27 +66,6 @@ pub(super) struct TensorAnalysis {
     pub(super) fingerprint: u64,
     /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
-}
-
-/// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. A number for each 16
-/// bytes mixes them with their place; exclusive or joins all numbers, so that parts come in any
-/// order. By these the second pass knows that it has read what the first has. They take far less
-/// time than hashes, and prove nothing against a writer who wants to keep them; verification
-/// compares hashes.
-pub(super) fn fingerprint(offset: u64, bytes: &[u8]) -> u64 {
-    assert!(offset.is_multiple_of(16), "parts are cut at multiples of 16 bytes");
-    let mix = |place: u64, bytes: &[u8; 16]| {
-        let pair = u128::from_le_bytes(*bytes);
-        let low = pair as u64 ^ place.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let product = u128::from(low) * u128::from((pair >> 64) as u64 ^ 0xA076_1D64_78BD_642F);
-        product as u64 ^ (product >> 64) as u64
-    };
-    let (pairs, tail) = bytes.as_chunks();
-    let mut last = [0; 16];
-    last[..tail.len()].copy_from_slice(tail);
-    let first = offset / 16 + 1;
-    let end = if tail.is_empty() { 0 } else { mix(first + pairs.len() as u64, &last) };
-    (first..).zip(pairs).fold(end, |sum, (place, pair)| sum ^ mix(place, pair))
 }
 
 /// Part of a tensor that lies in the current batch.
@@ -102,6 +97,15 @@ enum PieceWork {
     /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a
     /// batch become one.
     Pairs,
+    /// Count its differences from the base, in batches of its own too.
+    Differences,
+}
+
+impl PieceWork {
+    /// Whether a batch has pieces of one tensor only.
+    const fn is_alone(self) -> bool {
+        matches!(self, Self::Pairs | Self::Differences)
+    }
 }
 
 /// Findings on a piece.
@@ -115,8 +119,8 @@ struct PieceAnalysis {
 
 /// The bytes that the first pass and `more` further ones tell the observer of: all tensors in each,
 /// and in the first those that are measured on their own once more.
-pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
-    let times = |tensor| more + if work(layout, tensor) == PieceWork::Pairs { 2 } else { 1 };
+pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, base: Option<&Base>, more: u64) -> u64 {
+    let times = |tensor| more + if work(layout, base, tensor).is_alone() { 2 } else { 1 };
     let tensors = files.iter().flat_map(|file| &file.file.tensors);
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
@@ -125,13 +129,14 @@ pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, more: u64) -> u64 {
 pub(super) fn analyse(
     file: &Weights<'_>,
     layout: Layout,
+    base: Option<&Base>,
     observer: &dyn Observer,
 ) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
-    let mut pass = Pass::new(file, observer);
+    let mut pass = Pass::new(file, layout, base, observer);
     let mut buffer = Vec::new();
-    for batch in batches(pieces(file, layout), rayon::current_num_threads() as u64) {
+    for batch in batches(pieces(file, layout, base), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
             return Err(Error::Cancelled);
         }
@@ -154,7 +159,7 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
     let tensors = file.file.tensors.iter().map(|tensor| {
         let (dtype, shape) = (tensor.dtype, &tensor.shape);
         let elements = 8 * tensor.length / dtype.bits();
-        let coding = match work(layout, tensor) {
+        let coding = match work(layout, None, tensor) {
             PieceWork::None => None,
             PieceWork::Exponents(geometry) => {
                 Some(coding::assume_gap(geometry, elements, bits(elements))?)
@@ -183,8 +188,7 @@ fn batches(
             _ => first.length().max(4 * PIECE_BYTES),
         };
         let (tensor, work) = (first.tensor, first.work);
-        let shared =
-            |piece: &SourcePiece| piece.work != PieceWork::Pairs && work != PieceWork::Pairs;
+        let shared = |piece: &SourcePiece| !piece.work.is_alone() && !work.is_alone();
         let end = first.offset + each * threads;
         let mut batch = vec![first];
         while let Some(piece) = pieces.next_if(|piece| {
@@ -197,10 +201,11 @@ fn batches(
 }
 
 /// The work on a tensor.
-fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
+fn work(layout: Layout, base: Option<&Base>, tensor: &SourceTensor) -> PieceWork {
     match layout {
         _ if tensor.length < MIN_CODED_BYTES => PieceWork::None,
         Layout::Raw => PieceWork::None,
+        _ if base_of(base, tensor).is_some() => PieceWork::Differences,
         Layout::Gap(geometry) if tensor.dtype == Dtype::BF16 => PieceWork::Exponents(geometry),
         _ if !is_coded(tensor.dtype) => PieceWork::None,
         _ if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
@@ -209,16 +214,24 @@ fn work(layout: Layout, tensor: &SourceTensor) -> PieceWork {
 }
 
 /// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read from.
-fn piece_bytes(file: &Weights<'_>, tensor: usize) -> u64 {
+fn piece_bytes(file: &Weights<'_>, tensor: usize, work: PieceWork) -> u64 {
+    if work == PieceWork::Differences {
+        return 2 * segment_elements(&file.file.tensors[tensor].shape);
+    }
     let grain = file.grain(tensor);
     (PIECE_BYTES / grain * grain).max(grain)
 }
 
 /// All pieces of a file, in its order.
-fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiece> {
+fn pieces(
+    file: &Weights<'_>,
+    layout: Layout,
+    base: Option<&Base>,
+) -> impl Iterator<Item = SourcePiece> {
     file.file.tensors.iter().enumerate().flat_map(move |(index, tensor)| {
-        let work = work(layout, tensor);
-        let most = if work == PieceWork::Whole { tensor.length } else { piece_bytes(file, index) };
+        let work = work(layout, base, tensor);
+        let is_whole = work == PieceWork::Whole;
+        let most = if is_whole { tensor.length } else { piece_bytes(file, index, work) };
         parallel::cut(0..tensor.length, most, 1).map(move |range| {
             let offset = tensor.offset + range.start;
             SourcePiece { tensor: index, range, offset, work }
@@ -228,22 +241,39 @@ fn pieces(file: &Weights<'_>, layout: Layout) -> impl Iterator<Item = SourcePiec
 
 struct Pass<'a> {
     file: &'a Weights<'a>,
+    layout: Layout,
+    base: Option<&'a Base>,
     observer: &'a dyn Observer,
     /// The hash of the current tensor so far; so are its counts below.
     hasher: Hasher,
     exponents: Option<ExponentCounts>,
-    pairs: PairCounts,
+    pairs: Counts<PairHistogram>,
+    differences: Counts<Differences>,
     /// Analyses of all tensors; tensors without bytes have no pieces.
     analyses: Vec<TensorAnalysis>,
 }
 
 impl<'a> Pass<'a> {
-    fn new(file: &'a Weights<'a>, observer: &'a dyn Observer) -> Self {
+    fn new(
+        file: &'a Weights<'a>,
+        layout: Layout,
+        base: Option<&'a Base>,
+        observer: &'a dyn Observer,
+    ) -> Self {
         let empty =
             || TensorAnalysis { hash: *blake3::hash(&[]).as_bytes(), fingerprint: 0, coding: None };
         let analyses = file.file.tensors.iter().map(|_| empty()).collect();
-        let (hasher, pairs) = (Hasher::new(), PairCounts::default());
-        Self { file, observer, hasher, exponents: None, pairs, analyses }
+        Self {
+            file,
+            layout,
+            base,
+            observer,
+            hasher: Hasher::new(),
+            exponents: None,
+            pairs: Counts::default(),
+            differences: Counts::default(),
+            analyses,
+        }
     }
 
     /// Reads a batch into `buffer`, and does the work of its pieces.
@@ -261,12 +291,25 @@ impl<'a> Pass<'a> {
                     let SourceTensor { dtype, shape, .. } = self.tensor(piece);
                     found.coding = coding::measure_whole(*dtype, shape, part)?;
                 }
-                PieceWork::Pairs => self.pairs.add(self.tensor(piece).dtype, part),
+                PieceWork::Pairs => self.count_pairs(self.tensor(piece), part),
+                PieceWork::Differences => self.count_differences(piece, part)?,
             }
             found.fingerprint = fingerprint(piece.range.start, part);
             Ok(found)
         });
         found.collect()
+    }
+
+    fn count_pairs(&self, tensor: &SourceTensor, weights: &[u8]) {
+        self.pairs.add(|histogram| coding::count(histogram, tensor.dtype, weights));
+    }
+
+    fn count_differences(&self, piece: &SourcePiece, weights: &[u8]) -> Result<()> {
+        let base = base_of(self.base, self.tensor(piece)).expect("it was found before");
+        let mut beside = Beside::new(&base)?;
+        let base = beside.read(&piece.range)?;
+        self.differences.add(|differences| differences.add(base, weights));
+        Ok(())
     }
 
     fn tensor(&self, piece: &SourcePiece) -> &'a SourceTensor {
@@ -286,7 +329,7 @@ impl<'a> Pass<'a> {
             hash(&mut self.hasher, own);
             if let (PieceWork::Exponents(geometry), Some(histogram)) = (piece.work, found.exponents)
             {
-                let each = piece_bytes(self.file, piece.tensor);
+                let each = piece_bytes(self.file, piece.tensor, piece.work);
                 let new = || ExponentCounts::new(geometry, tensor.length, each);
                 self.exponents.get_or_insert_with(new).add(piece.range.start, &histogram);
             }
@@ -295,7 +338,8 @@ impl<'a> Pass<'a> {
                 continue;
             }
             let coding = match piece.work {
-                PieceWork::Pairs => self.measure(tensor)?,
+                PieceWork::Pairs => self.measure(tensor, self.observer)?,
+                PieceWork::Differences => self.measure_differences(piece.tensor)?,
                 _ => self.exponents.take().map(ExponentCounts::finish).transpose()?,
             };
             let analysis = &mut self.analyses[piece.tensor];
@@ -307,50 +351,64 @@ impl<'a> Pass<'a> {
     }
 
     /// Measures a tensor whose pairs are counted.
-    fn measure(&mut self, tensor: &SourceTensor) -> Result<Option<Coding>> {
-        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
-            weights.resize((range.end - range.start) as usize, 0);
-            self.file.read(tensor.offset + range.start, weights)
-        };
-        let of = (tensor.dtype, &tensor.shape[..]);
-        coding::measure(of, &self.pairs.take(), read, self.observer)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::fingerprint;
-
-    fn bytes(length: usize) -> Vec<u8> {
-        (0..length).map(|i| (i * i * 31 % 251) as u8).collect()
+    fn measure(
+        &mut self,
+        tensor: &SourceTensor,
+        observer: &dyn Observer,
+    ) -> Result<Option<Coding>> {
+        let pairs = self.pairs.take(PairHistogram::merge);
+        let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
+        coding::measure((tensor.dtype, &tensor.shape[..]), &pairs, read, observer)
     }
 
-    #[test]
-    fn a_fingerprint_is_the_same_however_it_is_cut() {
-        for length in [0, 1, 8, 16, 63, 64, 640, 1003] {
-            let bytes = bytes(length);
-            for cut in [16, 80, 208] {
-                let parts = bytes.chunks(cut).enumerate();
-                let parts = parts.map(|(i, part)| fingerprint((i * cut) as u64, part));
-                assert_eq!(parts.fold(0, |sum, part| sum ^ part), fingerprint(0, &bytes));
+    fn read_part(
+        &self,
+        tensor: &SourceTensor,
+        range: Range<u64>,
+        weights: &mut Vec<u8>,
+    ) -> Result<()> {
+        weights.resize((range.end - range.start) as usize, 0);
+        self.file.read(tensor.offset + range.start, weights)
+    }
+
+    /// Measures a tensor whose differences are counted; if its plane alone might be smaller, as it
+    /// is without a base too.
+    fn measure_differences(&mut self, index: usize) -> Result<Option<Coding>> {
+        let tensor = &self.file.file.tensors[index];
+        let differences = self.differences.take(Differences::merge);
+        let base = base_of(self.base, tensor).expect("it was found before");
+        let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
+        let coding = base::measure(tensor, base, &differences, read)?;
+        self.observer.advance(tensor.length);
+        if coding.bytes() <= tensor.length / 2 {
+            return Ok(Some(coding));
+        }
+        let alone = self.measure_alone(index)?;
+        let is_near =
+            |alone: &Coding| alone.bytes() <= coding.bytes() / LEAST_GAIN * (LEAST_GAIN + 1);
+        Ok(alone.filter(is_near).or(Some(coding)))
+    }
+
+    /// Counts and measures a tensor as it is without a base; what it reads is not told.
+    fn measure_alone(&mut self, index: usize) -> Result<Option<Coding>> {
+        let tensor = &self.file.file.tensors[index];
+        let each = piece_bytes(self.file, index, PieceWork::None);
+        let parts: Vec<_> = parallel::cut(0..tensor.length, each, 1).collect();
+        if let Layout::Gap(geometry) = self.layout {
+            let (mut counts, mut weights) =
+                (ExponentCounts::new(geometry, tensor.length, each), Vec::new());
+            for part in parts {
+                let start = part.start;
+                self.read_part(tensor, part, &mut weights)?;
+                counts.add(start, &Histogram::of(&weights));
             }
+            return counts.finish().map(Some);
         }
-    }
-
-    #[test]
-    fn changes_show() {
-        let before = bytes(1003);
-        let first = fingerprint(0, &before);
-        for at in 0..before.len() {
-            let mut after = before.clone();
-            after[at] ^= 0x80;
-            assert_ne!(fingerprint(0, &after), first, "{at}");
-            // The sign of another weight too, at the same place of other bytes.
-            after[(at + 160) % 1003] ^= 0x80;
-            assert_ne!(fingerprint(0, &after), first, "{at}");
-            after.clone_from(&before);
-            after.swap(at, (at + 16) % 1003);
-            assert!(after == before || fingerprint(0, &after) != first, "{at}");
-        }
+        parallel::for_each(parts.len(), Vec::new, |weights, part| {
+            self.read_part(tensor, parts[part].clone(), weights)?;
+            self.count_pairs(tensor, weights);
+            Ok(())
+        })?;
+        self.measure(tensor, &())
     }
 }

@@ -22,6 +22,7 @@ use std::{
 
 use crate::{
     Dtype, Result,
+    constants::ARRAY_ALIGNMENT,
     encoding::{
         gap::{GapGeometry, GapSizes},
         tile::{Codebook, Encoder, PairHistogram, TileGeometry, TileSizes},
@@ -58,7 +59,7 @@ pub(super) struct Coding {
     /// Entropy of all its exponents, in bits.
     pub(super) entropy_bits: f64,
     /// Where the codes of each portion begin, and where the last ones end: in `gap` the bit, in
-    /// `tile` the byte.
+    /// `tile` and `delta` the byte. A portion of `delta` is a segment.
     pub(super) portion_starts: Vec<u64>,
     /// In `gap` the bytes of a piece of the first pass, which are best read together; 0 in `tile`,
     /// where the geometry tells.
@@ -67,13 +68,24 @@ pub(super) struct Coding {
 
 impl Coding {
     /// `portions` are the bits or bytes of each.
-    fn new(sizes: Coded, codebook: Vec<u8>, entropy_bits: f64, portions: &[u64]) -> Self {
+    pub(super) fn new(
+        sizes: Coded,
+        codebook: Vec<u8>,
+        entropy_bits: f64,
+        portions: &[u64],
+    ) -> Self {
         let ends = portions.iter().scan(0, |end, portion| {
             *end += portion;
             Some(*end)
         });
         let portion_starts = std::iter::once(0).chain(ends).collect();
         Self { sizes, codebook, entropy_bits, portion_starts, piece_bytes: 0 }
+    }
+
+    /// Bytes of all its arrays, with their alignment.
+    pub(super) fn bytes(&self) -> u64 {
+        let arrays = self.sizes.arrays().into_iter();
+        arrays.map(|(_, bytes)| bytes.next_multiple_of(ARRAY_ALIGNMENT)).sum()
     }
 
     /// Parts that are encoded alone, numbered in order.
@@ -142,36 +154,36 @@ pub(super) fn assume_gap(geometry: GapGeometry, elements: u64, bits: u64) -> Res
     Ok(Coding::new(Coded::Gap(sizes), codebook, bits as f64, &[]))
 }
 
-/// Counts pairs, in a histogram for each thread.
-pub(super) struct PairCounts(Vec<Mutex<Option<PairHistogram>>>);
+/// Counts of a tensor, those of each thread by themselves.
+pub(super) struct Counts<H>(Vec<Mutex<Option<H>>>);
 
-impl Default for PairCounts {
+impl<H> Default for Counts<H> {
     fn default() -> Self {
         Self((0..rayon::current_num_threads()).map(|_| Mutex::default()).collect())
     }
 }
 
-impl PairCounts {
-    /// Counts consecutive weights of a tensor, from an even element on.
-    pub(super) fn add(&self, dtype: Dtype, weights: &[u8]) {
+impl<H: Default> Counts<H> {
+    /// Adds to the counts of this thread.
+    pub(super) fn add(&self, count: impl FnOnce(&mut H)) {
         let slot = rayon::current_thread_index().unwrap_or(0) % self.0.len();
-        count(parallel::lock(&self.0[slot]).get_or_insert_default(), dtype, weights);
+        count(parallel::lock(&self.0[slot]).get_or_insert_default());
     }
 
-    /// Takes the counts made since the last time.
-    pub(super) fn take(&mut self) -> PairHistogram {
+    /// Takes the sum of the counts made since the last time.
+    pub(super) fn take(&mut self, merge: impl Fn(&mut H, &H)) -> H {
         let histograms =
             self.0.iter_mut().map(|slot| slot.get_mut().unwrap_or_else(PoisonError::into_inner));
         let mut counted = histograms.filter_map(Option::take);
         let mut sum = counted.next().unwrap_or_default();
-        counted.for_each(|histogram| sum.merge(&histogram));
+        counted.for_each(|histogram| merge(&mut sum, &histogram));
         sum
     }
 }
 
 /// Counts consecutive weights of a tensor, from an even element on. All splits of a dtype have the
 /// same exponents.
-fn count(histogram: &mut PairHistogram, dtype: Dtype, weights: &[u8]) {
+pub(super) fn count(histogram: &mut PairHistogram, dtype: Dtype, weights: &[u8]) {
     match dtype {
         Dtype::BF16 => histogram.add(weights),
         _ => histogram.add_floats(least_zeros(dtype), weights),

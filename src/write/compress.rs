@@ -11,6 +11,7 @@ use tempfile::NamedTempFile;
 
 use super::{
     analysis::{self, FileAnalysis},
+    base::{check_single, recorded},
     card,
     encode::{ContainerOutput, encode},
     folder::{OutputFolder, check_nameable, check_outputs, shard_paths, write_side_files},
@@ -22,7 +23,7 @@ use super::{
 use crate::{
     Error, Model, OpenOptions, Result,
     format::{self, IdentifiedFile, directory::ShardRecord},
-    open::{Cpu, Level, Models, beside::card_path, list_of_components},
+    open::{Base, Cpu, Level, Models, beside::card_path, list_of_components},
     paths::{is_container, is_pipeline_list},
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
@@ -169,17 +170,18 @@ fn write(
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     check_absent(out, options.overwrite)?;
+    let base = open_base(&mut inputs, out, options)?;
     let passes = if options.verify { 2 } else { 1 };
     let mut bytes = 0;
     options.metadata.keys().try_for_each(|key| check_key(key))?;
     for Component { model, .. } in &mut inputs {
         model.metadata.extend(options.metadata.clone());
         check_metadata(&model.metadata)?;
-        bytes += analysis::bytes(&model.weights, options.layout, passes);
+        bytes += analysis::bytes(&model.weights, options.layout, base.as_ref(), passes);
     }
     observer.begin(bytes);
     if !is_container(out) {
-        return write_folder(inputs, out, options, observer);
+        return write_folder(inputs, out, options, base.as_ref(), observer);
     }
     let [input] = &inputs[..] else {
         let problem = "a pipeline is several models, and one container holds one";
@@ -187,8 +189,23 @@ fn write(
         return Err(Error::parameter(problem, remedy));
     };
     check_name(out)?;
-    let compressor = Compressor { component: input, layout: options.layout, observer };
+    let (layout, base) = (options.layout, base.as_ref());
+    let compressor = Compressor { component: input, layout, base, observer };
     Ok(vec![compressor.single(out, options)?])
+}
+
+/// Opens the base that the options name, and records where it is.
+pub(super) fn open_base(
+    inputs: &mut [Component<Input<'_>>],
+    out: &Path,
+    options: &CompressOptions,
+) -> Result<Option<Base>> {
+    check_single(options.base.as_ref(), inputs.len())?;
+    let Some(path) = &options.base else { return Ok(None) };
+    // Read, not mapped: see `verify`.
+    let base = Base::open(path, &OpenOptions::new().memory_map(false))?;
+    inputs[0].model.metadata.extend([recorded(path, &base, out)?]);
+    Ok(Some(base))
 }
 
 /// Refuses a container by whose name the folder that it lies in would be taken for a pipeline's.
@@ -204,6 +221,7 @@ fn write_folder(
     inputs: Vec<Component<Input<'_>>>,
     out: &Path,
     options: &CompressOptions,
+    base: Option<&Base>,
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     let is_pipeline = inputs.len() > 1;
@@ -223,11 +241,12 @@ fn write_folder(
             component.model.metadata.extend([list_of_components(&identities)]);
             check_metadata(&component.model.metadata)?;
         }
-        let compressor = Compressor { component: &component, layout: options.layout, observer };
+        let (component, layout) = (&component, options.layout);
+        let compressor = Compressor { component, layout, base, observer };
         let (report, identity) = compressor.folder(&mut folder, options, is_pipeline)?;
         reports.push(report);
         let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
-        identities.insert(component.folder, identity);
+        identities.insert(component.folder.clone(), identity);
     }
     if let (Some((card, path)), Some(identity)) = (card, identities.get("")) {
         card::write(&mut folder, out, path, card, &reports, identity)?;
@@ -252,6 +271,7 @@ fn check_outside(model: &Model, out: &Path) -> Result<()> {
 pub(super) struct Compressor<'a> {
     pub(super) component: &'a Component<Input<'a>>,
     pub(super) layout: Layout,
+    pub(super) base: Option<&'a Base>,
     pub(super) observer: &'a dyn Observer,
 }
 
@@ -268,6 +288,7 @@ impl Compressor<'_> {
                 stores_side: single,
                 metadata: is_first.then_some(metadata),
                 block_names,
+                base: self.base,
             }
         };
         match weights.len() {
@@ -279,7 +300,8 @@ impl Compressor<'_> {
     pub(super) fn analyse(&self, shard: &Contents<'_>) -> Result<Vec<FileAnalysis>> {
         self.observer.enter(Stage::Analyse);
         let weights = shard.weights.iter();
-        weights.map(|file| analysis::analyse(file, self.layout, self.observer)).collect()
+        let analyse = |file| analysis::analyse(file, self.layout, self.base, self.observer);
+        weights.map(analyse).collect()
     }
 
     /// Both passes over one shard; the container lacks its directory still.
@@ -307,7 +329,7 @@ impl Compressor<'_> {
         let identity = format::identity(IdentifiedFile::of(&output.directory));
         output.seal(ShardRecord::new(0, 1, identity))?;
         if options.verify {
-            self.verify(&temporary, 1).map_err(|error| error.in_file(out))?;
+            self.verify(&temporary, 1, options).map_err(|error| error.in_file(out))?;
         }
         let file = NamedTempFile::from_parts(output.into_file(), temporary);
         rename_file(TemporaryFile { file, lock }, out, options.overwrite)?;
@@ -339,17 +361,21 @@ impl Compressor<'_> {
         }
         write_side_files(component, folder)?;
         if options.verify {
-            self.verify(&folder.path().join(&component.folder), count)?;
+            self.verify(&folder.path().join(&component.folder), count, options)?;
         }
         Ok((report, identity))
     }
 
     /// Decodes and compares all, and counts what is there against what went in: shards, files and
     /// tensors.
-    fn verify(&self, path: &Path, shards: u64) -> Result<()> {
+    fn verify(&self, path: &Path, shards: u64, options: &CompressOptions) -> Result<()> {
         self.observer.enter(Stage::Verify);
         // Read, not mapped: pages of a mapping would count as this process's memory.
-        let models = OpenOptions::new().memory_map(false).open_all(path)?;
+        let mut opening = OpenOptions::new().memory_map(false);
+        if let Some(base) = &options.base {
+            opening = opening.base(base);
+        }
+        let models = opening.open_all(path)?;
         // In a pipeline, this verifies what belongs to no component; the components were verified
         // when they were written.
         let model = &models.components().last().expect("a model").model;

@@ -10,13 +10,15 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    analysis::fingerprint,
+    base::{Beside, base_of},
     coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
+    fingerprint::fingerprint,
     plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
 };
 use crate::{
     Error, Result,
     encoding::{
+        delta::{self, DeltaSizes},
         gap::{GapSizes, PortionEncoder, PortionInput, PortionOutput},
         tile::{self, Codebook, EncodedStrips, Encoder},
     },
@@ -26,6 +28,7 @@ use crate::{
         directory::ShardRecord,
     },
     huffman::{self, CodeLengths, Histogram},
+    open::Base,
     parallel,
     platform::write_all_at,
     progress::{Observer, advance},
@@ -37,10 +40,12 @@ struct Worker {
     input: Vec<u8>,
     portion: PortionOutput,
     strips: EncodedStrips,
+    segment: Vec<u8>,
     /// The tables of the tensor of the last portion, and the tensor's first array, by which it is
     /// known.
     gap: Option<(usize, (CodeLengths, PortionEncoder))>,
     tile: Option<(usize, Encoder)>,
+    delta: Option<(usize, delta::Encoder)>,
 }
 
 /// A tensor that is being encoded.
@@ -48,6 +53,7 @@ struct Worker {
 struct Target<'a> {
     planned: &'a PlannedTensor<'a>,
     output: &'a ContainerOutput,
+    base: Option<&'a Base>,
     observer: &'a dyn Observer,
 }
 
@@ -80,7 +86,7 @@ pub(super) fn encode(
             return read.map(drop);
         }
         let (planned, part) = parts[index - files];
-        worker.run(Target { planned, output, observer }, part)
+        worker.run(Target { planned, output, base: contents.base, observer }, part)
     })?;
     let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());
     changed.map_or(Ok(()), |tensor| Err(tensor.changed()))
@@ -111,6 +117,7 @@ impl Worker {
             Coded::Tile(sizes) | Coded::Float(sizes) => {
                 self.tile_portion(target, coding, sizes, part)
             }
+            Coded::Delta(sizes) => self.delta_portion(target, coding, sizes, part),
         };
         // Weights that the code has no room for are not those of the first pass.
         encoded.map_err(|error| match error {
@@ -166,6 +173,37 @@ impl Worker {
         Ok(())
     }
 
+    /// Encodes a segment, with the record of its start; with that of the last one goes its end.
+    fn delta_portion(
+        &mut self,
+        target: Target<'_>,
+        coding: &Coding,
+        sizes: &DeltaSizes,
+        segment: usize,
+    ) -> Result<()> {
+        let new = || {
+            let codebook = delta::Codebook::from_bytes(&coding.codebook)?;
+            Ok(delta::Encoder::new(&codebook))
+        };
+        let encoder = kept(&mut self.delta, target, new)?;
+        let elements = sizes.segment(segment as u64);
+        let range = 2 * elements.start..2 * elements.end;
+        target.read(range.clone(), 0, &mut self.input)?;
+        let tensor = base_of(target.base, target.planned.tensor);
+        let mut beside = Beside::new(&tensor.ok_or_else(|| target.planned.changed())?)?;
+        self.segment.clear();
+        encoder.encode_segment(beside.read(&range)?, &self.input, &mut self.segment)?;
+        let (start, end) = (coding.portion_starts[segment], coding.portion_starts[segment + 1]);
+        Error::unless(self.segment.len() as u64 == end - start, || target.planned.changed())?;
+        target.write(delta::BITSTREAM, start, &self.segment)?;
+        let mut records = start.to_le_bytes().to_vec();
+        if segment + 1 == coding.portion_count() {
+            records.extend(end.to_le_bytes());
+        }
+        target.write(delta::RECORDS, 8 * segment as u64, &records)?;
+        advance(target.observer, range.end - range.start)
+    }
+
     fn tile_portion(
         &mut self,
         target: Target<'_>,
@@ -214,12 +252,12 @@ fn kept<'a, T>(
     tables: &'a mut Option<(usize, T)>,
     target: Target<'_>,
     new: impl FnOnce() -> Result<T>,
-) -> Result<&'a T> {
+) -> Result<&'a mut T> {
     let array = target.planned.first_array;
     if tables.as_ref().is_none_or(|(of, _)| *of != array) {
         *tables = Some((array, new()?));
     }
-    Ok(&tables.as_ref().expect("they were just made").1)
+    Ok(&mut tables.as_mut().expect("they were just made").1)
 }
 
 impl Target<'_> {

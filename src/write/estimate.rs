@@ -12,32 +12,41 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    analysis, compress::Compressor, encode::seal, folder::shard_paths, input::Input,
-    options::Layout, plan::ContainerPlan, report::Report,
+    analysis,
+    base::check_single,
+    compress::{Compressor, open_base},
+    encode::seal,
+    folder::shard_paths,
+    input::Input,
+    options::{CompressOptions, Layout},
+    plan::ContainerPlan,
+    report::Report,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
     format::{self, Directory, Header, IdentifiedFile, directory::ShardRecord},
     io::ReadAt,
-    open::list_of_components,
+    open::{Base, list_of_components},
     paths::is_container,
     progress::Observer,
     source::{Component, Source, Sources},
 };
 
 /// Estimates what [`compress`](super::compress()) would make: runs the first pass alone, and gives
-/// exact sizes.
+/// exact sizes. Of the options layout and base count.
 ///
 /// # Errors
 /// Like [`compress`](super::compress()), except for writing.
 pub fn estimate(
     source: &Source,
     out: &Path,
-    layout: Layout,
+    options: &CompressOptions,
     observer: &dyn Observer,
 ) -> Result<Estimate> {
-    let component = Component::new("", Input::of_source(source, out)?);
-    Estimate::new(&component, out, false, layout, None, observer)
+    let mut inputs = [Component::new("", Input::of_source(source, out)?)];
+    let base = open_base(&mut inputs, out, options)?;
+    let wanted = Wanted { layout: options.layout, base: base.as_ref(), exponent_bits: None };
+    Estimate::new(&inputs[0], out, false, wanted, observer)
 }
 
 /// Like [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
@@ -46,14 +55,24 @@ pub fn estimate(
 /// trained models), and no tensor equals another one. That takes some milliseconds.
 ///
 /// # Errors
-/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8.
+/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8, or there is a base
+/// too: only weights tell how far they are from it.
 pub fn estimate_all(
     sources: &Sources,
     out: &Path,
-    layout: Layout,
+    options: &CompressOptions,
     exponent_bits: Option<f64>,
     observer: &dyn Observer,
 ) -> Result<Vec<Estimate>> {
+    if exponent_bits.is_some() && options.base.is_some() {
+        let problem = "differences from a base have no assumed size";
+        return Err(Error::parameter(problem, "leave out the base, or read the weights"));
+    }
+    if let ([component], Some(_)) = (sources.components(), &options.base) {
+        return Ok(vec![estimate(&component.model, out, options, observer)?]);
+    }
+    check_single(options.base.as_ref(), sources.components().len())?;
+    let wanted = Wanted { layout: options.layout, base: None, exponent_bits };
     let in_pipeline = sources.is_pipeline();
     let mut identities = BTreeMap::new();
     let estimates = sources.components().iter().map(|component| {
@@ -64,9 +83,18 @@ pub fn estimate_all(
         }
         // A placeholder as long as an identity, which is known only when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
-        Estimate::new(&component, out, in_pipeline, layout, exponent_bits, observer)
+        Estimate::new(&component, out, in_pipeline, wanted, observer)
     });
     estimates.collect()
+}
+
+/// What is estimated.
+#[derive(Clone, Copy)]
+struct Wanted<'a> {
+    layout: Layout,
+    base: Option<&'a Base>,
+    /// Bits of a code, if no weight is read.
+    exponent_bits: Option<f64>,
 }
 
 /// The estimated result of compression.
@@ -85,8 +113,7 @@ impl Estimate {
         component: &Component<Input<'_>>,
         out: &Path,
         in_pipeline: bool,
-        layout: Layout,
-        exponent_bits: Option<f64>,
+        Wanted { layout, base, exponent_bits }: Wanted<'_>,
         observer: &dyn Observer,
     ) -> Result<Self> {
         if let Some(bits) = exponent_bits.filter(|bits| !(1.0..=8.0).contains(bits)) {
@@ -94,9 +121,9 @@ impl Estimate {
             let remedy = "name some from 1 to 8; trained models have 2.6 to 2.7";
             return Err(Error::parameter(problem, remedy));
         }
-        let compressor = Compressor { component, layout, observer };
+        let compressor = Compressor { component, layout, base, observer };
         if exponent_bits.is_none() {
-            observer.begin(analysis::bytes(&component.model.weights, layout, 0));
+            observer.begin(analysis::bytes(&component.model.weights, layout, base, 0));
         }
         let single = component.folder.is_empty() && is_container(out);
         let paths = if single {

@@ -16,7 +16,7 @@ use crate::{
     constants::CHECKSUM_CHUNK_BYTES,
     io::{FileReader, ReadAt},
     open::{
-        Cpu, Decoder, OriginalFile, PreparedTensor,
+        BASE, Cpu, Decoder, OriginalFile, PreparedTensor,
         beside::{self, Beside},
         hash,
     },
@@ -82,8 +82,9 @@ impl<'a> Input<'a> {
         }
         weights.sort_by(|a, b| a.file.path.cmp(&b.file.path));
         side.sort_by(|a, b| a.path.cmp(&b.path));
-        let metadata =
-            model.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+        // Its tensors are decoded, so the base is of no further use.
+        let kept = model.metadata().filter(|(key, _)| *key != BASE);
+        let metadata = kept.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
         let (bystanders, mut left_out) = model.bystanders()?;
         left_out.extend(bystanders.into_iter().map(|file| {
             let reason = "not recorded in the containers".to_owned();

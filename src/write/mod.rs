@@ -9,7 +9,8 @@
 //! portions write the same byte, so any thread may write any portion at any time. Checksums of
 //! pieces are joined afterwards.
 //!
-//! A *strip* of `tile` fills whole bytes of each array. `coding` says why its bits are measured.
+//! A *strip* of `tile` fills whole bytes of each array. `coding` says why its bits are measured. So
+//! are those of a *segment* of `delta`, which is a portion.
 //!
 //! # Memory
 //!
@@ -38,12 +39,14 @@
 //! refused.
 
 mod analysis;
+mod base;
 mod card;
 mod coding;
 mod compress;
 mod copy;
 mod encode;
 mod estimate;
+mod fingerprint;
 mod folder;
 mod input;
 mod install;

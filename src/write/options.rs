@@ -1,6 +1,6 @@
 //! Choices of compression.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use crate::{
     Error, Result,
@@ -44,6 +44,7 @@ pub struct CompressOptions {
     pub(crate) verify: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) card: Option<Card>,
+    pub(crate) base: Option<PathBuf>,
 }
 
 impl Default for CompressOptions {
@@ -55,8 +56,14 @@ impl Default for CompressOptions {
 impl CompressOptions {
     /// Tiles; verified; no metadata and no card; an output that exists stays.
     pub const fn new() -> Self {
-        let metadata = BTreeMap::new();
-        Self { layout: Layout::Tile, overwrite: false, verify: true, metadata, card: None }
+        Self {
+            layout: Layout::Tile,
+            overwrite: false,
+            verify: true,
+            metadata: BTreeMap::new(),
+            card: None,
+            base: None,
+        }
     }
 
     /// How BF16 tensors are stored.
@@ -90,6 +97,16 @@ impl CompressOptions {
     #[must_use]
     pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
+        self
+    }
+
+    /// The model from which this one was fine-tuned: its folder, its container or safetensors file,
+    /// or its name in the cache of the Hub (`org/name`). BF16 tensors that are smaller so are
+    /// stored as their differences from the base's tensors of the same names, and decode only where
+    /// the base is: see [`OpenOptions::base`](crate::OpenOptions::base).
+    #[must_use]
+    pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
+        self.base = Some(base.into());
         self
     }
 

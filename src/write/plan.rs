@@ -27,6 +27,7 @@ use crate::{
             SectionRecord, TensorRecord,
         },
     },
+    open::Base,
     paths::PathTree,
     source::SourceTensor,
 };
@@ -51,6 +52,8 @@ pub(super) struct Contents<'a> {
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
+    /// The model from whose tensors others are differences.
+    pub(super) base: Option<&'a Base>,
 }
 
 /// Where everything goes.
@@ -268,11 +271,8 @@ fn list<'a>(weights: &'a [Weights<'a>], analyses: &'a [FileAnalysis]) -> Vec<Pla
 
 /// Coded, if that makes the tensor smaller, with all its alignment.
 fn choose<'a>(tensor: &SourceTensor, analysis: &'a TensorAnalysis) -> PlannedEncoding<'a> {
-    let aligned = |bytes: u64| bytes.next_multiple_of(ARRAY_ALIGNMENT);
-    let is_smaller = |coding: &&Coding| {
-        let arrays = coding.sizes.arrays().into_iter();
-        arrays.map(|(_, bytes)| aligned(bytes)).sum::<u64>() < aligned(tensor.length)
-    };
+    let whole = tensor.length.next_multiple_of(ARRAY_ALIGNMENT);
+    let is_smaller = |coding: &&Coding| coding.bytes() < whole;
     analysis.coding.as_ref().filter(is_smaller).map_or(PlannedEncoding::Raw, PlannedEncoding::Coded)
 }
 

@@ -11,7 +11,7 @@ use crate::{
     constants::ARRAY_ALIGNMENT,
     format::{
         Coded,
-        records::{ENCODING_ALIAS, ENCODING_RAW},
+        records::{ENCODING_ALIAS, ENCODING_DELTA, ENCODING_RAW},
     },
     source::{Component, LeftOut},
 };
@@ -41,6 +41,12 @@ pub struct Report {
     pub raw_bytes: BTreeMap<Dtype, u64>,
     /// The number of tensors stored as aliases.
     pub alias_tensors: u64,
+    /// The number of those coded tensors that are stored as differences from a base.
+    pub delta_tensors: u64,
+    /// Weights in tensors stored as differences.
+    pub delta_weights: u64,
+    /// Bytes of the arrays of tensors stored as differences.
+    pub delta_bytes: u64,
     /// Weights in coded tensors.
     pub coded_weights: u64,
     /// Bytes of the arrays of coded tensors, with their alignment.
@@ -98,7 +104,13 @@ impl Report {
                     let weights = tensor.dimensions().iter().product::<u64>();
                     let split = Coded::split(tensor).expect("a coded tensor has a split");
                     self.coded_weights += weights;
-                    self.kept_bits += weights * u64::from(split.kept_bits());
+                    if tensor.encoding == ENCODING_DELTA {
+                        self.delta_tensors += 1;
+                        self.delta_weights += weights;
+                        self.delta_bytes += lengths.clone().sum::<u64>();
+                    } else {
+                        self.kept_bits += weights * u64::from(split.kept_bits());
+                    }
                     self.coded_source_bytes += weights * split.bytes() as u64;
                     let aligned = lengths.map(|length| length.next_multiple_of(ARRAY_ALIGNMENT));
                     self.coded_bytes += aligned.sum::<u64>();
@@ -123,6 +135,9 @@ impl Report {
                 *sum.raw_bytes.entry(*dtype).or_default() += bytes;
             }
             sum.alias_tensors += one.alias_tensors;
+            sum.delta_tensors += one.delta_tensors;
+            sum.delta_weights += one.delta_weights;
+            sum.delta_bytes += one.delta_bytes;
             sum.coded_weights += one.coded_weights;
             sum.coded_bytes += one.coded_bytes;
             sum.entropy_bits += one.entropy_bits;

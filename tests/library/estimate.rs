@@ -29,9 +29,9 @@ fn an_outline_says_what_the_container_will() {
     for layout in [Layout::gap(), Layout::Tile, Layout::Raw] {
         for out in ["out.df11", "out"] {
             let out = root.path().join(out);
-            let estimate = df11::estimate(&source, &out, layout, &()).unwrap();
-            let outline = estimate.outline().unwrap();
             let options = CompressOptions::new().layout(layout).overwrite(true);
+            let estimate = df11::estimate(&source, &out, &options, &()).unwrap();
+            let outline = estimate.outline().unwrap();
             let report = df11::compress(&source, &out, &options, &()).unwrap();
             assert_eq!(estimate.report.stored_bytes, report.stored_bytes);
             let model = df11::open(&out).unwrap();
@@ -94,7 +94,8 @@ fn headers_alone_tell_the_size_of_llama_405b_and_that_it_fits_eight_gpus() {
     let sources = Sources::open(&path, None).unwrap();
     let out = root.path().join("out.df11");
     let estimate = |layout, bits| -> Result<Estimate> {
-        let mut all = df11::estimate_all(&sources, &out, layout, Some(bits), &())?;
+        let options = CompressOptions::new().layout(layout);
+        let mut all = df11::estimate_all(&sources, &out, &options, Some(bits), &())?;
         assert_eq!(all.len(), 1);
         Ok(all.remove(0))
     };

@@ -299,7 +299,7 @@ fn measuring_long_tensors_is_announced_and_told_as_it_goes_on() {
     let out = folder.path().join("out.df11");
     let watched = |source: &Source, layout, stop_after| {
         let watch = Watch::new(stop_after);
-        let done = with_threads(1, || df11::estimate(source, &out, layout, &watch));
+        let done = with_threads(1, || df11::estimate(source, &out, &options(layout), &watch));
         (done, watch.announced.into_inner(), watch.done.into_inner(), watch.largest.into_inner())
     };
 

@@ -6,14 +6,16 @@ use df11::{
     Dtype, Encoding,
     hazmat::{
         constants as c,
+        delta::{self, DeltaSizes},
         format::{
             Header,
             records::{
-                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP,
-                ENCODING_RAW, ENCODING_TILE, FileRecord, MetadataRecord, SECTION_SKIPPABLE,
-                SectionRecord, TensorRecord, section_name,
+                ArrayRecord, BlockRecord, ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT,
+                ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FileRecord, MetadataRecord,
+                SECTION_SKIPPABLE, SectionRecord, TensorRecord, section_name,
             },
         },
+        stored::CodedSizes as _,
         tile::{BITSTREAM, FloatSplit, PLANE, RECORDS, TileGeometry, TileSizes},
     },
 };
@@ -162,6 +164,7 @@ fn encodings() {
         (ENCODING_GAP, Encoding::Gap),
         (ENCODING_TILE, Encoding::Tile),
         (ENCODING_FLOAT, Encoding::Float),
+        (ENCODING_DELTA, Encoding::Delta),
     ];
     let known = known.map(|(id, encoding)| [id.to_string(), encoding.name().to_string()]);
     assert!(table.iter().map(|row| &row[..2]).eq(known.iter().map(|pair| &pair[..])));
@@ -232,6 +235,28 @@ fn tile_parameters() {
     let [bytes, bits] = of("bitstream")[..] else { panic!("bitstream") };
     assert_eq!(lengths[BITSTREAM], bytes * sizes.bit_count().div_ceil(bits));
     assert_eq!(lengths[PLANE], geometry.elements());
+}
+
+/// The lengths of arrays in 6.6.
+#[test]
+fn delta_lengths() {
+    let of = |name| numbers_of("### 6.6 delta", name);
+    let [least, most] = of("codebook")[..] else { panic!("codebook") };
+    let [unit, segment] = of("bitstream")[..] else { panic!("bitstream") };
+    // Three segments.
+    let sizes = |codebook, bitstream| {
+        DeltaSizes::new([0; 32], (&[(2 << 18) + 1], (2 << 18) + 1), codebook, bitstream)
+    };
+    for (codebook, right) in [(least - 1, false), (least, true), (most, true), (most + 1, false)] {
+        assert_eq!(sizes(codebook, 3 * segment).is_ok(), right, "{codebook} bytes of codebook");
+    }
+    for (bitstream, right) in
+        [(3 * segment - unit, false), (3 * segment, true), (3 * segment + unit / 2, false)]
+    {
+        assert_eq!(sizes(least, bitstream).is_ok(), right, "{bitstream} bytes of bitstream");
+    }
+    let [bytes, more] = of("records")[..] else { panic!("records") };
+    assert_eq!(sizes(least, 3 * segment).unwrap().arrays()[delta::RECORDS].1, bytes * (3 + more));
 }
 
 /// The table of splits in 6.5.

@@ -58,6 +58,12 @@ fn every_vector_is_there_and_as_it_was() {
     assert!(invalid >= 40 && rows.len() - invalid >= 20, "{invalid} of {}", rows.len());
 }
 
+/// The base model of a vector, if a reader gets one.
+fn base_of(row: &Row) -> Option<Vec<u8>> {
+    let read = |base: &String| vectors::read(&folder().join(base)).unwrap();
+    row.base.as_ref().map(read)
+}
+
 /// The first problem that a reader finds: the level, and the kinds of errors there.
 struct Failure {
     level: &'static str,
@@ -69,7 +75,7 @@ fn kind(error: &Error) -> String {
     match error {
         Error::Corrupt { .. } => "Corrupt",
         Error::Limit { .. } => "Limit",
-        Error::Unsupported { .. } => "Unsupported",
+        Error::Unsupported { .. } | Error::NoBase { .. } => "Unsupported",
         other => panic!("{other:?} is no judgement of a file"),
     }
     .into()
@@ -90,14 +96,26 @@ struct Found {
 }
 
 /// Opens, loads and verifies.
-fn read(bytes: &[u8], memory: bool) -> Result<Found, Failure> {
+fn read(bytes: &[u8], base: Option<&[u8]>, memory: bool) -> Result<Found, Failure> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("vector.df11");
+    let mut options = OpenOptions::new().memory_map(false);
+    if let Some(base) = base {
+        let path = folder.path().join("base.df11");
+        fs::write(&path, base).unwrap();
+        options = options.base(path);
+    }
     let opened = if memory {
-        container::open(bytes.to_vec())
+        options.open_readers(vec![("memory".into(), Box::new(bytes.to_vec()))])
     } else {
         fs::write(&path, bytes).unwrap();
-        OpenOptions::new().memory_map(false).open(path)
+        options.open(path)
+    };
+    let no_base = |error: &Error| matches!(error, Error::NoBase { .. });
+    let opened = match opened {
+        // Another base than the one it needs.
+        Err(error) if no_base(&error) => container::open(bytes.to_vec()),
+        opened => opened,
     };
     let model = opened.map_err(|error| failure("open", &[error]))?;
     let (mut decoded, mut errors) = (Decoded::new(), Vec::new());
@@ -107,7 +125,7 @@ fn read(bytes: &[u8], memory: bool) -> Result<Found, Failure> {
             Err(error) => errors.push(error),
         }
     }
-    if errors.iter().any(|error| !matches!(error, Error::Unsupported { .. })) {
+    if errors.iter().any(|error| kind(error) != "Unsupported") {
         return Err(failure("load", &errors));
     }
     let verified = model.verify(Level::Full, &()).map_err(|error| failure("verify", &[error]))?;
@@ -151,7 +169,10 @@ fn judge(
 fn this_crate_reads_every_vector() {
     let in_time = |found: &str, must: &str| found == must || (found, must) == ("load", "verify");
     let problems: Vec<String> = stored()
-        .flat_map(|(row, bytes)| [true, false].map(|memory| (row.clone(), read(&bytes, memory))))
+        .flat_map(|(row, bytes)| {
+            let base = base_of(&row);
+            [true, false].map(|memory| (row.clone(), read(&bytes, base.as_deref(), memory)))
+        })
         .filter_map(|(row, read)| judge(&row, read, in_time, true))
         .collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
@@ -162,7 +183,10 @@ fn this_crate_reads_every_vector() {
 fn the_reference_decoder_agrees() {
     let in_time = |found: &str, must: &str| found == must;
     let problems: Vec<String> = stored()
-        .filter_map(|(row, bytes)| judge(&row, reference(&bytes), in_time, false))
+        .filter_map(|(row, bytes)| {
+            let found = reference(&bytes, base_of(&row).as_deref());
+            judge(&row, found, in_time, false)
+        })
         .collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
@@ -170,8 +194,16 @@ fn the_reference_decoder_agrees() {
 #[test]
 fn original_files_come_back() {
     for (row, bytes) in stored().filter(|(row, _)| row.expect.is_valid() && !row.files.is_empty()) {
-        let model = container::open(bytes).unwrap();
         let folder = tempfile::tempdir().unwrap();
+        let mut options = OpenOptions::new();
+        if let Some(base) = base_of(&row) {
+            let path = folder.path().join("base.df11");
+            fs::write(&path, base).unwrap();
+            options = options.base(path);
+        }
+        let readers: Vec<(PathBuf, Box<dyn df11::ReadAt>)> =
+            vec![("memory".into(), Box::new(bytes))];
+        let model = options.open_readers(readers).unwrap();
         let out = folder.path().join("out");
         let directory = model.shards()[0].directory();
         let beside = directory.files.iter().any(|file| file.kind == FILE_BESIDE);
@@ -199,7 +231,7 @@ fn original_files_come_back() {
     }
 }
 
-fn reference(bytes: &[u8]) -> Result<Found, Failure> {
+fn reference(bytes: &[u8], base: Option<&[u8]>) -> Result<Found, Failure> {
     use df11_reference::{Container, Kind};
     let failure = |level, errors: &[df11_reference::Error]| Failure {
         level,
@@ -207,9 +239,10 @@ fn reference(bytes: &[u8]) -> Result<Found, Failure> {
         text: format!("{errors:?}"),
     };
     let container = Container::open(bytes).map_err(|error| failure("open", &[error]))?;
+    let base = base.map(|base| Container::open(base).unwrap());
     let (mut decoded, mut errors) = (Decoded::new(), Vec::new());
     for (index, tensor) in container.tensors().enumerate() {
-        match container.decode(index) {
+        match container.decode_with(index, base.as_ref()) {
             Ok(bytes) => drop(decoded.insert(tensor.name.to_owned(), bytes)),
             Err(error) => errors.push(error),
         }

@@ -20,8 +20,8 @@ use df11::{
             directory::ShardRecord,
             identity,
             records::{
-                ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
-                FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM,
+                ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW,
+                ENCODING_TILE, FILE_BESIDE, FILE_SIDE, FILE_WEIGHTS, FileRecord, SECTION_BITSTREAM,
                 SECTION_CODEBOOK, SECTION_INDEX, SECTION_PLANE, SECTION_PREFIX, SECTION_RAW,
                 SECTION_SIDE, SectionRecord, TensorRecord,
             },
@@ -41,7 +41,16 @@ pub(crate) enum Store {
     Gap(u32, u32),
     /// In tiles, as encoded.
     Encoded(Arrays),
+    /// As differences, encoded.
+    Delta(DeltaArrays),
     Alias(String),
+}
+
+/// Codebook, records and bitstream of a `delta` tensor, and the hash of its base.
+#[derive(Clone, Debug)]
+pub(crate) struct DeltaArrays {
+    pub(crate) base: [u8; 32],
+    pub(crate) arrays: [Vec<u8>; 3],
 }
 
 /// A tensor to put into a model.
@@ -312,6 +321,12 @@ impl Model {
                     let is_tile = item.dtype.0 == Dtype::BF16.id() && arrays.zero_bits == 0;
                     let encoding = if is_tile { ENCODING_TILE } else { ENCODING_FLOAT };
                     (encoding, in_sections(arrays.clone()))
+                }
+                Store::Delta(DeltaArrays { base, arrays }) => {
+                    let kinds = [SECTION_CODEBOOK, SECTION_INDEX, SECTION_BITSTREAM];
+                    let parts = base.as_chunks::<8>().0;
+                    let base = std::array::from_fn(|at| u64::from_le_bytes(parts[at]));
+                    (ENCODING_DELTA, (kinds.into_iter().zip(arrays.clone()).collect(), base))
                 }
             };
             Tensor {

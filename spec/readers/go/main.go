@@ -11,12 +11,13 @@ import (
 
 const usage = `usage:
   df11go open FILE
-  df11go verify [-folder DIR] FILE...
-  df11go restore [-folder DIR] FILE... OUT
+  df11go verify [-folder DIR] [-base BASE] FILE...
+  df11go restore [-folder DIR] [-base BASE] FILE... OUT
   df11go vectors DIR
 
 Several FILEs are shards of one model. DIR of verify and restore holds the side
-files that lie beside the containers. Exit codes: 0 good, 1 wrong, 2 something
+files that lie beside the containers. BASE is the container of the base model of
+tensors in delta. Exit codes: 0 good, 1 wrong, 2 something
 could not be checked, 3 anything else.
 `
 
@@ -29,7 +30,7 @@ var commands = map[string]func(m *df11.Model, out string) int{
 func main() {
 	flags := flag.NewFlagSet("df11go", flag.ExitOnError)
 	flags.Usage = func() { fmt.Fprint(os.Stderr, usage) }
-	folder := flags.String("folder", "", "")
+	folder, base := flags.String("folder", "", ""), flags.String("base", "", "")
 	name := ""
 	if len(os.Args) > 1 {
 		name = os.Args[1]
@@ -46,27 +47,36 @@ func main() {
 		flags.Usage()
 		os.Exit(3)
 	}
-	m, err := openModel(files, *folder)
+	m, err := openModel(files, *folder, *base)
 	if err != nil {
 		os.Exit(fail(err))
 	}
 	os.Exit(command(m, out))
 }
 
-func openModel(names []string, folder string) (*df11.Model, error) {
+func openModel(names []string, folder, base string) (*df11.Model, error) {
 	var shards []*df11.Container
 	for _, name := range names {
-		b, err := os.ReadFile(name)
+		c, err := openFile(name)
 		if err != nil {
 			return nil, err
 		}
-		c, err := df11.Open(b)
-		if err != nil {
-			return nil, err
+		if base != "" {
+			if c.Base, err = openFile(base); err != nil {
+				return nil, err
+			}
 		}
 		shards = append(shards, c)
 	}
 	return df11.NewModel(folder, shards...)
+}
+
+func openFile(name string) (*df11.Container, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return df11.Open(b)
 }
 
 // fail prints an error and returns the exit code for it. The text has none for

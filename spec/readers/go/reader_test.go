@@ -97,7 +97,7 @@ func TestRestore(t *testing.T) {
 func TestTruncation(t *testing.T) {
 	b := valid(t)["smallest"]
 	for n := range b {
-		level, err := problem(b[:n])
+		level, err := problem(b[:n], nil)
 		if level != 0 || df11.KindOf(err) != df11.Corrupt {
 			t.Fatalf("cut at %d: level %d, %v", n, level, err)
 		}
@@ -117,12 +117,12 @@ func TestFlips(t *testing.T) {
 				continue
 			}
 			b[i] ^= 1 << (i % 8)
-			if _, err := problem(b); err == nil {
+			if _, err := problem(b, nil); err == nil {
 				t.Errorf("%s: a flip at %d was not found", name, i)
 			}
 			signed := append([]byte(nil), b...)
 			sign(signed, c)
-			_, _ = problem(signed)
+			_, _ = problem(signed, nil)
 			b[i] ^= 1 << (i % 8)
 		}
 	}
@@ -144,7 +144,7 @@ func FuzzProblem(f *testing.F) {
 		if len(b) > 0 {
 			sign(b, open(t, v[name]))
 		}
-		_, _ = problem(b)
+		_, _ = problem(b, nil)
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 // vector is a row of the manifest (vectors/README.md).
 type vector struct {
 	File, Sha256, Level, Result, About string
+	Base                               string
 	Expect                             kinds
 	Tensors, Files                     map[string]string
 }
@@ -45,17 +46,34 @@ func readManifest(dir string) ([]vector, error) {
 
 // read returns the container of a vector, after decompression.
 func (v *vector) read(dir string) ([]byte, error) {
-	b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(v.File)))
-	if err == nil && strings.HasSuffix(v.File, ".gz") {
+	b, err := unpack(dir, v.File)
+	if err == nil && sum(b) != v.Sha256 {
+		err = fmt.Errorf("SHA-256 of the vector is wrong")
+	}
+	return b, err
+}
+
+func unpack(dir, file string) ([]byte, error) {
+	b, err := os.ReadFile(filepath.Join(dir, filepath.FromSlash(file)))
+	if err == nil && strings.HasSuffix(file, ".gz") {
 		var z io.Reader
 		if z, err = gzip.NewReader(bytes.NewReader(b)); err == nil {
 			b, err = io.ReadAll(z)
 		}
 	}
-	if err == nil && sum(b) != v.Sha256 {
-		err = fmt.Errorf("SHA-256 of the vector is wrong")
-	}
 	return b, err
+}
+
+// base returns the base model that a reader of the vector is given, if any.
+func (v *vector) base(dir string) (*df11.Container, error) {
+	if v.Base == "" {
+		return nil, nil
+	}
+	b, err := unpack(dir, v.Base)
+	if err != nil {
+		return nil, err
+	}
+	return df11.Open(b)
 }
 
 func sum(b []byte) string {
@@ -88,10 +106,14 @@ func (v *vector) run(dir string) error {
 	if err != nil {
 		return err
 	}
-	if v.Expect.has("valid") {
-		return v.runValid(b)
+	base, err := v.base(dir)
+	if err != nil {
+		return err
 	}
-	level, err := problem(b)
+	if v.Expect.has("valid") {
+		return v.runValid(b, base)
+	}
+	level, err := problem(b, base)
 	wanted := map[string]int{"open": 0, "load": 1, "verify": 2}[v.Level]
 	if err == nil || !v.Expect.has(df11.KindOf(err).String()) || level > wanted {
 		return fmt.Errorf("wanted %s at %s, found at level %d: %v", v.Expect, v.Level, level, err)
@@ -101,11 +123,12 @@ func (v *vector) run(dir string) error {
 
 // problem returns the first problem of a container, and its level: 0 for open,
 // 1 for load, 2 for verify.
-func problem(b []byte) (int, error) {
+func problem(b []byte, base *df11.Container) (int, error) {
 	c, err := df11.Open(b)
 	if err != nil {
 		return 0, err
 	}
+	c.Base = base
 	for i := range c.Tensors {
 		_, err := c.Load(&c.Tensors[i])
 		if err != nil && df11.KindOf(err) != df11.Unsupported {
@@ -122,11 +145,12 @@ func problem(b []byte) (int, error) {
 	return 2, nil
 }
 
-func (v *vector) runValid(b []byte) error {
+func (v *vector) runValid(b []byte, base *df11.Container) error {
 	c, err := df11.Open(b)
 	if err != nil {
 		return err
 	}
+	c.Base = base
 	found, files := map[string]string{}, map[string]string{}
 	for i := range c.Tensors {
 		t := &c.Tensors[i]

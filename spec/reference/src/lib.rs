@@ -10,12 +10,14 @@
 #![warn(missing_docs)]
 
 mod code;
+mod delta;
 mod float;
 mod gap;
 mod open;
 mod record;
 mod tile;
 
+pub use delta::decode_delta;
 pub use float::decode_float;
 pub use gap::{canonical_codes, decode_gap, luts};
 pub use open::{Container, TensorInfo};

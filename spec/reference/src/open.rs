@@ -7,7 +7,7 @@ use crate::Kind::{Limit, Unsupported};
 use crate::record::{
     Array, Directory, Field, File, Header, Name, Section, Tensor, align, item, slice,
 };
-use crate::{Result, crc32, float, gap, require, tile};
+use crate::{Result, crc32, delta, float, gap, require, tile};
 
 const MAGIC: [u8; 8] = [0xDF, 0x44, 0x46, 0x31, 0x31, 0x0D, 0x0A, 0x1A];
 const HEAD_BYTES: u64 = 4096;
@@ -42,6 +42,7 @@ const RAW: u32 = 1;
 const GAP: u32 = 2;
 const TILE: u32 = 3;
 const FLOAT: u32 = 4;
+const DELTA: u32 = 5;
 const BF16: u32 = 15;
 
 /// A container that passed the checks of level *open*.
@@ -128,13 +129,21 @@ impl<'a> Container<'a> {
     /// Corrupt by section 4 or 6, or if there is no such tensor; Unsupported if dtype or encoding
     /// are unknown.
     pub fn decode(&self, index: usize) -> Result<Vec<u8>> {
+        self.decode_with(index, None)
+    }
+
+    /// The same, with the base model of tensors in delta (6.6); without it they are Unsupported.
+    ///
+    /// # Errors
+    /// As those of `decode`.
+    pub fn decode_with(&self, index: usize, base: Option<&Container<'_>>) -> Result<Vec<u8>> {
         let d = &self.directory;
         let mut t = item(&d.tensors, index as u64)?;
         if t.encoding == ALIAS {
             t = item(&d.tensors, t.parameters[0])?;
         }
         let size = t.size()?;
-        let known = size.is_some() && [RAW, GAP, TILE, FLOAT].contains(&t.encoding);
+        let known = size.is_some() && [RAW, GAP, TILE, FLOAT, DELTA].contains(&t.encoding);
         Unsupported.unless(known, "3, Tensor: dtype or encoding")?;
         let mut stored = [&[] as &[u8]; 5];
         for (bytes, a) in stored.iter_mut().zip(d.arrays_of(t.first_array, t.array_count)) {
@@ -153,8 +162,28 @@ impl<'a> Container<'a> {
                 let (elements, _) = size.unwrap_or_default();
                 float::decode_float(tiles, t.parameters, t.dtype, elements)
             }
+            DELTA => {
+                let [arrays @ .., _] = tiles;
+                delta::decode_delta(arrays, &self.base_of(t, base)?, t.shape())
+            }
             _ => Ok(tiles[0].to_vec()),
         }
+    }
+
+    /// The bytes of the base of a tensor (6.6).
+    fn base_of(&self, t: &Tensor, base: Option<&Container<'_>>) -> Result<Vec<u8>> {
+        let name = self.directory.text(&t.name);
+        let hash = t.parameters.map(u64::to_le_bytes);
+        let found = base.and_then(|base| {
+            let is_base = |other: &Tensor| {
+                let same = (other.dtype, other.shape()) == (t.dtype, t.shape())
+                    && base.directory.text(&other.name) == name;
+                same && other.hash == *hash.as_flattened()
+            };
+            Some((base, base.directory.tensors.iter().position(is_base)?))
+        });
+        Unsupported.unless(found.is_some(), "6.6: the base is not there")?;
+        found.map_or(Ok(Vec::new()), |(base, index)| base.decode(index))
     }
 
     /// The checksum of a chunk (4).
@@ -373,6 +402,13 @@ impl Directory {
                 let kept = float::Split::new(t.dtype, zero_bits)?.kept;
                 let lengths = tile::array_lengths(codebook, elements, parameters, kept)?.to_vec();
                 (&[CODEBOOK, INDEX, BITSTREAM, PLANE], lengths, 4)
+            }
+            DELTA => {
+                let lengths: Vec<u64> = arrays.iter().map(|a| a.length).collect();
+                let right = <[u64; 3]>::try_from(&lengths[..])
+                    .is_ok_and(|lengths| delta::has_lengths(t.shape(), elements, lengths));
+                require(right && t.dtype == BF16, "6.6: dtype or lengths of arrays")?;
+                (&[CODEBOOK, INDEX, BITSTREAM], lengths, 4)
             }
             _ => return Ok(()),
         };

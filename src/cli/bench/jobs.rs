@@ -7,7 +7,7 @@ use std::{
     sync::Mutex,
 };
 
-use df11::{CompressOptions, DecompressOptions, Layout, Level, OpenOptions, Source};
+use df11::{CompressOptions, DecompressOptions, Level, OpenOptions, Source};
 use rayon::prelude::*;
 
 use crate::cli::{Failure, Session, containers::container_bytes, measure::Series};
@@ -91,7 +91,12 @@ impl<'a> Workplace<'a> {
             Job::new(CHECKSUM, sample, None, || Ok(self.checksum())),
             Job::new(HASH, sample, None, || Ok(self.hash())),
             Job::new("first pass", all, hash, move || {
-                df11::estimate(self.source, &beside("again.df11"), Layout::default(), &progress())
+                df11::estimate(
+                    self.source,
+                    &beside("again.df11"),
+                    &without_verification(),
+                    &progress(),
+                )
             }),
             Job::new("compress", all, hash, move || {
                 let options = without_verification();

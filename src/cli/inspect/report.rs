@@ -112,6 +112,7 @@ fn summary(part: &Part<'_>) -> String {
     for (key, value) in model.metadata() {
         lines.push(format!("metadata  {} = {}", printable(key), printable(value)));
     }
+    lines.extend(differences(model));
     if !model.is_complete() {
         lines.push("shards    not all of the model's shards are here".to_owned());
     }
@@ -129,6 +130,21 @@ fn summary(part: &Part<'_>) -> String {
             .push("entropy   not measured; --entropy decodes all weights to measure it".to_owned());
     }
     lines.join("\n")
+}
+
+/// The sentence about tensors that are differences from those of a base, if there are some.
+fn differences(model: &Model) -> Option<String> {
+    let own = || model.tensors().filter(|tensor| tensor.encoding() == Encoding::Delta);
+    let count = own().count() as u64;
+    let name = model.base_name();
+    let name = name.as_deref().map_or("another model".into(), printable);
+    let sum = |of: &dyn Fn(Tensor<'_>) -> u64| own().map(of).fold(0, u64::saturating_add);
+    let bits = 8.0 * sum(&|tensor| tensor.stored_bytes()) as f64;
+    let bits = bits / sum(&|tensor| tensor.elements()).max(1) as f64;
+    let verb = if count == 1 { "is a difference" } else { "are differences" };
+    let tensors = text::count(count, "tensor");
+    let line = format!("base      {tensors} {verb} from {name}: {bits:.3} bits per weight");
+    (count > 0).then_some(line)
 }
 
 /// Tensors of encodings or dtypes of a newer version.

@@ -3,6 +3,7 @@
 //! spec/vectors/README.md.
 #![allow(dead_code, reason = "test and example each need another part")]
 
+mod delta;
 mod float;
 mod invalid;
 mod tile;
@@ -13,8 +14,8 @@ use std::{collections::BTreeMap, fs, io::Read, path::Path};
 use df11::{
     Dtype,
     hazmat::format::records::{
-        ENCODING_ALIAS, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE, FILE_SIDE,
-        FILE_WEIGHTS,
+        ENCODING_ALIAS, ENCODING_DELTA, ENCODING_FLOAT, ENCODING_GAP, ENCODING_RAW, ENCODING_TILE,
+        FILE_SIDE, FILE_WEIGHTS,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -49,6 +50,9 @@ pub(crate) struct Row {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) result: Option<String>,
     pub(crate) about: String,
+    /// The vector that a reader is given as the base model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<String>,
     /// Hashes of the decoded bytes of all tensors that decode.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) tensors: BTreeMap<String, String>,
@@ -108,6 +112,7 @@ impl Vectors {
         valid::make(&mut vectors);
         tile::make(&mut vectors);
         float::make(&mut vectors);
+        delta::make(&mut vectors);
         invalid::make(&mut vectors);
         vectors
     }
@@ -133,16 +138,28 @@ impl Vectors {
 
     /// A valid container of this model, in these bytes.
     fn valid_as(&mut self, name: &str, model: &Model, bytes: Vec<u8>) {
+        self.add_valid(name, model, bytes, false);
+    }
+
+    /// A valid container of this model; its row names its base.
+    fn with_base(&mut self, name: &str, model: &Model) {
+        self.add_valid(name, model, model.build(), true);
+    }
+
+    /// A valid container of this model, whose base readers do not get.
+    fn without_base(&mut self, name: &str, model: &Model) {
+        self.add_valid(name, model, model.build(), false);
+    }
+
+    fn add_valid(&mut self, name: &str, model: &Model, bytes: Vec<u8>, has_base: bool) {
+        let is_known = |tensor: &&Tensor| is_known(model, tensor, has_base);
         let hashed =
             |name: &[u8], data: &[u8]| (String::from_utf8(name.to_vec()).unwrap(), sha256(data));
-        let decodable = model.tensors.iter().filter(|tensor| is_known(model, tensor));
+        let decodable = model.tensors.iter().filter(is_known);
         let tensors: BTreeMap<_, _> =
             decodable.map(|tensor| hashed(&tensor.name, &tensor.data)).collect();
         let blocked = |file: usize| {
-            model
-                .tensors
-                .iter()
-                .any(|tensor| tensor.file == file as u64 && !is_known(model, tensor))
+            model.tensors.iter().any(|tensor| tensor.file == file as u64 && !is_known(&tensor))
         };
         let restorable = model.files.iter().enumerate().filter(|&(index, file)| match file.kind {
             FILE_WEIGHTS => !blocked(index),
@@ -186,11 +203,14 @@ impl Vectors {
     }
 }
 
-/// Whether every reader decodes a tensor.
-fn is_known(model: &Model, tensor: &Tensor) -> bool {
+/// Whether every reader decodes a tensor, given its base or not.
+fn is_known(model: &Model, tensor: &Tensor, has_base: bool) -> bool {
     Dtype::from_id(tensor.dtype).is_some()
         && match tensor.encoding {
-            ENCODING_ALIAS => is_known(model, &model.tensors[tensor.parameters[0] as usize]),
+            ENCODING_ALIAS => {
+                is_known(model, &model.tensors[tensor.parameters[0] as usize], has_base)
+            }
+            ENCODING_DELTA => has_base,
             encoding => {
                 [ENCODING_RAW, ENCODING_GAP, ENCODING_TILE, ENCODING_FLOAT].contains(&encoding)
             }

@@ -60,6 +60,7 @@ const (
 	encodingGap
 	encodingTile
 	encodingFloat
+	encodingDelta
 )
 
 const dtypeBF16 = 15

@@ -20,6 +20,8 @@ type Header struct {
 type Container struct {
 	Header
 	Directory
+	// Base has the bases of the tensors in delta (6.6), if it is there.
+	Base  *Container
 	bytes []byte
 	right []bool // chunks that were checked (4)
 }
@@ -95,7 +97,24 @@ func (c *Container) stored(o Owner) (out [][]byte) {
 // Supported tells whether a tensor can be decoded (3, Tensor).
 func (c *Container) Supported(t *Tensor) bool {
 	o := c.source(t)
-	return knownDtype(o.Dtype) && o.Encoding <= encodingFloat
+	known := knownDtype(o.Dtype) && o.Encoding <= encodingDelta
+	return known && (o.Encoding != encodingDelta || c.baseOf(o) != nil)
+}
+
+// baseOf is the base of a tensor in delta, if it is there (6.6).
+func (c *Container) baseOf(t *Tensor) *Tensor {
+	for i := 0; c.Base != nil && i < len(c.Base.Tensors); i++ {
+		o := &c.Base.Tensors[i]
+		hash := Hash{}
+		for at, p := range t.Parameters {
+			binary.LittleEndian.PutUint64(hash[8*at:], p)
+		}
+		same := o.Dtype == t.Dtype && o.DimensionCount == t.DimensionCount && o.Shape == t.Shape
+		if same && o.Hash == hash && c.Base.Text(o.Name) == c.Text(t.Name) {
+			return o
+		}
+	}
+	return nil
 }
 
 // source is the tensor that has the bytes: the target of an alias.
@@ -123,6 +142,8 @@ func (c *Container) decode(t *Tensor) []byte {
 		return decodeGap(t, arrays)
 	case encodingTile, encodingFloat:
 		return decodeTile(t, arrays)
+	case encodingDelta:
+		return decodeDelta(t, arrays, c.Base.decode(c.baseOf(t)))
 	}
 	return bytes.Join(arrays, nil)
 }

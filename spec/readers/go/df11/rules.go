@@ -252,7 +252,7 @@ func (d *Directory) checkEncodings() {
 			aliases[t.Parameters[0]]++
 			many := aliases[t.Parameters[0]] > maxAliases
 			Limit.when(many, "more than %d aliases of one tensor", maxAliases)
-		} else if knownDtype(t.Dtype) && t.Encoding <= encodingFloat {
+		} else if knownDtype(t.Dtype) && t.Encoding <= encodingDelta {
 			d.checkStored(t)
 		}
 	}
@@ -277,9 +277,10 @@ var kindsOf = map[uint32][]uint32{
 	encodingGap:   {sectionCodebook, sectionIndex, sectionIndex, sectionBitstream, sectionPlane},
 	encodingTile:  {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
 	encodingFloat: {sectionCodebook, sectionIndex, sectionBitstream, sectionPlane},
+	encodingDelta: {sectionCodebook, sectionIndex, sectionBitstream},
 }
 
-// checkStored checks 6.2 to 6.5. The plane comes first, so that nothing
+// checkStored checks 6.2 to 6.6. The plane comes first, so that nothing
 // overflows later.
 func (d *Directory) checkStored(t *Tensor) {
 	name, arrays, kinds := d.Text(t.Name), d.arraysOf(t.Owner), kindsOf[t.Encoding]
@@ -293,7 +294,11 @@ func (d *Directory) checkStored(t *Tensor) {
 		Corrupt.when(wrong, "array %d of tensor %q is in a wrong section", i, name)
 	}
 	lengths, named := []uint64{size}, 0
-	if t.Encoding != encodingRaw {
+	if t.Encoding == encodingDelta {
+		wrong := elements == 0 || t.Dtype != dtypeBF16
+		Corrupt.when(wrong, "tensor %q has no weights of a dtype of its encoding", name)
+		lengths, named = shapeOfDelta(t, arrays), 4
+	} else if t.Encoding != encodingRaw {
 		wrong := elements == 0 || t.Dtype != dtypeBF16
 		if named = 3; t.Encoding == encodingFloat {
 			named = 4

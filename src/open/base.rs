@@ -1,0 +1,384 @@
+//! The base of a model: another model, compressed or not, from whose tensors those in `delta` are
+//! differences. It is found by name and known by the hashes of its tensors.
+//!
+//! A model says in its metadata where its base was: a path relative to its own folder, or the name
+//! of a repository of the Hub. Both are hints; the hash in each tensor's record decides.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    path::{Component, Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+use blake3::{Hash, Hasher};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    decoder::{PreparedTensor, TensorReader},
+    model::Model,
+    opening::{containers, is_compressed},
+    options::OpenOptions,
+    original::hash,
+    shard::Shard,
+    tensor::{Encoding, Tensor},
+};
+use crate::{
+    Dtype, Error, Result,
+    encoding::stored::ReadBase,
+    format::records::ENCODING_DELTA,
+    parallel,
+    source::{Source, SourceTensor, WeightsFile, hub_cache::locate},
+};
+
+/// The key of the metadata that tells where the base was.
+pub(crate) const BASE: &str = "df11.base";
+/// The most models of which each is the base of the one before.
+const MAX_DEPTH: usize = 4;
+/// Bytes of a tensor that are read and hashed at a time.
+const HASHED_BYTES: u64 = 4 << 20;
+
+/// What the metadata of a model say of its base.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecordedBase {
+    /// Its identity, in hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) identity: Option<String>,
+    /// Its name on the Hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) repository: Option<String>,
+    /// Its path, relative to the folder of the model or of the container, with `/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
+}
+
+impl RecordedBase {
+    /// What the first shard of a model says.
+    fn of(shard: &Shard) -> Self {
+        let value = shard.directory().metadata().find(|(key, _)| *key == BASE);
+        value.and_then(|(_, value)| serde_json::from_str(value).ok()).unwrap_or_default()
+    }
+
+    /// What a model says; if its first shard is not open, what that says in the same folder.
+    fn of_model(model: &Model, options: &OpenOptions) -> Self {
+        let first = &model.shards()[0];
+        if first.directory().shard.shard_index == 0 || first.is_far {
+            return Self::of(first);
+        }
+        let folder = first.path().parent().map(containers);
+        let beside = folder.and_then(Result::ok).unwrap_or_default().into_iter();
+        let is_first = |shard: &Shard| {
+            let (own, other) = (&first.directory().shard, &shard.directory().shard);
+            other.identity == own.identity && other.shard_index == 0
+        };
+        let mut shards = beside.filter_map(|path| options.shard(&path).ok());
+        shards.find(is_first).map_or_else(Self::default, |shard| Self::of(&shard))
+    }
+
+    /// As people call it.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.repository.as_deref().or_else(|| self.path.as_deref()?.rsplit('/').next())
+    }
+
+    /// The paths at which it may be: of a model in this folder.
+    fn places(&self, folder: Option<&Path>) -> impl Iterator<Item = PathBuf> {
+        let path = self.path.as_deref().filter(|path| is_plain(path)).map(Path::new);
+        let below = folder.zip(path).map(|(folder, path)| folder.join(path));
+        let repository = self.repository.as_deref().map(PathBuf::from);
+        below.filter(|path| path.exists()).into_iter().chain(repository)
+    }
+}
+
+/// Whether a path of the metadata leads nowhere but up and down the file system.
+fn is_plain(path: &str) -> bool {
+    let is_step = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
+    !path.contains(['\\', ':', '\0']) && Path::new(path).components().all(is_step)
+}
+
+/// Why there is no base.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NoBase {
+    recorded: RecordedBase,
+    /// What is wrong with a model that seemed to be it.
+    problem: Option<String>,
+}
+
+impl NoBase {
+    /// The error of a tensor that needs it.
+    fn error(&self) -> Error {
+        let name =
+            self.recorded.name().map_or("another model".to_owned(), |name| format!("{name:?}"));
+        let identity = self.recorded.identity.as_ref();
+        let identity = identity.map_or(String::new(), |identity| format!(" ({identity:.16}…)"));
+        let problem = self.problem.as_deref().unwrap_or("it is not here");
+        let what = format!("this is stored as its difference from {name}{identity}, and {problem}");
+        let remedy = "fetch that model, or name it as the base: --base in the command, base= in \
+                      Python, OpenOptions::base in Rust";
+        Error::no_base(what, remedy)
+    }
+}
+
+/// An open base.
+#[derive(Debug)]
+pub(crate) struct Base {
+    path: PathBuf,
+    model: BaseModel,
+}
+
+#[derive(Debug)]
+enum BaseModel {
+    Compressed(Box<Model>),
+    Files {
+        source: Source,
+        /// File and tensor by name.
+        names: HashMap<String, (usize, usize)>,
+        /// Hashes of tensors that were computed, file by file.
+        hashes: Vec<Vec<OnceLock<Hash>>>,
+    },
+}
+
+impl Base {
+    /// Opens a model by its path or name, compressed or not.
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let mut options = OpenOptions { base: None, ..options.clone() };
+        options.depth += 1;
+        let place = locate(path)?;
+        let model = if is_compressed(&place.path)? {
+            BaseModel::Compressed(options.open(&place.path)?.into())
+        } else {
+            BaseModel::of_files(Source::open(&place.path)?)
+        };
+        Ok(Self { path: path.to_owned(), model })
+    }
+
+    /// The identity of a compressed one.
+    pub(crate) fn identity(&self) -> Option<Hash> {
+        match &self.model {
+            BaseModel::Compressed(model) => Some(model.identity()),
+            BaseModel::Files { .. } => None,
+        }
+    }
+
+    /// The tensor of this name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<BaseTensor<'_>> {
+        match &self.model {
+            BaseModel::Compressed(model) => model.tensor(name).ok().map(BaseTensor::Stored),
+            BaseModel::Files { source, names, hashes } => {
+                let &(file, tensor) = names.get(name)?;
+                let (weights, hash) = (&source.weights[file], &hashes[file][tensor]);
+                Some(BaseTensor::File(weights, &weights.tensors[tensor], hash))
+            }
+        }
+    }
+
+    /// Checks that it has the bases of a model's tensors, as far as directories and headers tell.
+    fn check(&self, model: &Model) -> Result<(), String> {
+        let own = model.tensors().filter(|tensor| tensor.encoding() == Encoding::Delta);
+        for tensor in own {
+            let found = self.tensor(tensor.name()).filter(|found| found.is_like(&tensor));
+            let wanted = tensor.base_hash();
+            if found.and_then(|found| found.known_hash()).is_some_and(|hash| hash == wanted) {
+                continue;
+            }
+            if found.is_none_or(|found| found.known_hash().is_some()) {
+                return Err(self.differs(tensor.name()));
+            }
+        }
+        Ok(())
+    }
+
+    fn differs(&self, name: &str) -> String {
+        format!("{} has another tensor {name:?} than it has", self.path.display())
+    }
+}
+
+impl BaseModel {
+    fn of_files(source: Source) -> Self {
+        let files = source.weights.iter().enumerate();
+        let names = files.flat_map(|(file, weights)| {
+            let tensors = weights.tensors.iter().enumerate();
+            tensors.map(move |(index, tensor)| (tensor.name.clone(), (file, index)))
+        });
+        let names = names.collect();
+        let new = |weights: &WeightsFile| weights.tensors.iter().map(|_| OnceLock::new()).collect();
+        let hashes = source.weights.iter().map(new).collect();
+        Self::Files { source, names, hashes }
+    }
+}
+
+/// A tensor of a base.
+#[derive(Clone, Copy)]
+pub(crate) enum BaseTensor<'b> {
+    Stored(Tensor<'b>),
+    File(&'b WeightsFile, &'b SourceTensor, &'b OnceLock<Hash>),
+}
+
+impl<'b> BaseTensor<'b> {
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        match self {
+            Self::Stored(tensor) => tensor.dtype(),
+            Self::File(_, tensor, _) => Some(tensor.dtype),
+        }
+    }
+
+    pub(crate) fn shape(&self) -> Vec<u64> {
+        match self {
+            Self::Stored(tensor) => tensor.shape(),
+            Self::File(_, tensor, _) => tensor.shape.clone(),
+        }
+    }
+
+    fn is_like(&self, tensor: &Tensor<'_>) -> bool {
+        self.dtype() == tensor.dtype() && self.shape() == tensor.shape()
+    }
+
+    /// Its hash, if nothing needs to be read for it.
+    fn known_hash(&self) -> Option<Hash> {
+        match self {
+            Self::Stored(tensor) => Some(tensor.hash()),
+            Self::File(_, _, hash) => hash.get().copied(),
+        }
+    }
+
+    /// Its hash; of a file's tensor, the first time all of it is read.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn hash(&self) -> Result<Hash> {
+        if let Some(hash) = self.known_hash() {
+            return Ok(hash);
+        }
+        let Self::File(file, tensor, known) = self else { unreachable!("others are known") };
+        let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
+        for part in parallel::cut(0..tensor.length, HASHED_BYTES, 1) {
+            bytes.resize((part.end - part.start) as usize, 0);
+            file.read_exact_at(tensor.offset + part.start, &mut bytes)?;
+            hash(&mut hasher, &bytes);
+        }
+        Ok(*known.get_or_init(|| hasher.finalize()))
+    }
+
+    /// Prepares it for reading.
+    ///
+    /// # Errors
+    /// As for decoding it.
+    pub(crate) fn prepare(&self) -> Result<Box<dyn ReadBase + 'b>> {
+        Ok(match self {
+            Self::Stored(tensor) => Box::new(StoredBase(TensorReader::new(tensor)?)),
+            Self::File(file, tensor, _) => Box::new(FileBase(file, tensor.offset)),
+        })
+    }
+}
+
+/// A tensor of a compressed base.
+struct StoredBase<'b>(TensorReader<'b>);
+
+impl ReadBase for StoredBase<'_> {
+    fn read(&self, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.0.read(2 * elements.start..2 * elements.end, out)
+    }
+}
+
+/// A tensor of a safetensors file, and where it begins there.
+struct FileBase<'b>(&'b WeightsFile, u64);
+
+impl ReadBase for FileBase<'_> {
+    fn read(&self, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
+        self.0.read_exact_at(self.1 + 2 * elements.start, out)
+    }
+}
+
+impl<'m> Tensor<'m> {
+    /// The hash of its base, as stored; of a tensor in `delta`.
+    pub(super) fn base_hash(&self) -> Hash {
+        use zerocopy::IntoBytes;
+
+        let bytes = self.record().parameters.as_bytes().try_into();
+        Hash::from_bytes(bytes.expect("four numbers are 32 bytes"))
+    }
+
+    /// The base of a tensor in `delta`, which is no alias.
+    ///
+    /// # Errors
+    /// [`Error::NoBase`] if it is not here, or has other bytes.
+    pub(super) fn base(&self) -> Result<BaseTensor<'m>> {
+        let base = self.shard().base().map_err(|none| self.locate(none.error()))?;
+        let found = base.tensor(self.name()).filter(|found| found.is_like(self));
+        let is_right = |found: &BaseTensor<'_>| Ok::<_, Error>(found.hash()? == self.base_hash());
+        match found {
+            Some(found) if is_right(&found)? => Ok(found),
+            _ => {
+                let problem = Some(base.differs(self.name()));
+                let recorded = RecordedBase { path: None, ..RecordedBase::default() };
+                Err(self.locate(NoBase { recorded, problem }.error()))
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn needs_base(&self) -> bool {
+        self.directory().tensors.iter().any(|tensor| tensor.encoding == ENCODING_DELTA)
+    }
+}
+
+impl Model {
+    /// Whether tensors are stored as differences from those of another model.
+    pub fn needs_base(&self) -> bool {
+        self.shards().iter().any(Shard::needs_base)
+    }
+
+    /// The name of that model, as far as it is recorded: of its repository of the Hub, or of its
+    /// folder or file. `None` for a model that needs none too.
+    pub fn base_name(&self) -> Option<String> {
+        let first = RecordedBase::of(&self.shards()[0]);
+        self.needs_base().then(|| first.name().map(str::to_owned)).flatten()
+    }
+}
+
+impl OpenOptions {
+    /// Finds the base of a model that needs one.
+    pub(super) fn with_base(&self, mut model: Model) -> Result<Model> {
+        if !model.needs_base() {
+            return Ok(model);
+        }
+        let base = match &self.base {
+            Some(path) => Ok(self.named_base(&model, path)?),
+            None => self.recorded_base(&model),
+        };
+        for shard in model.shards_mut() {
+            shard.set_base(base.clone());
+        }
+        Ok(model)
+    }
+
+    /// The base that the caller names.
+    fn named_base(&self, model: &Model, path: &Path) -> Result<Arc<Base>> {
+        let base = Base::open(path, self)?;
+        base.check(model).map_err(|problem| {
+            let recorded = RecordedBase::of_model(model, self);
+            NoBase { recorded, problem: Some(problem) }.error()
+        })?;
+        Ok(Arc::new(base))
+    }
+
+    /// The base where the model says that it was, if it is there.
+    fn recorded_base(&self, model: &Model) -> Result<Arc<Base>, NoBase> {
+        let recorded = RecordedBase::of_model(model, self);
+        if self.depth >= MAX_DEPTH {
+            let problem = Some(format!("{MAX_DEPTH} models are each the base of the one before"));
+            return Err(NoBase { recorded, problem });
+        }
+        let first = model.shards().first().and_then(|shard| shard.path().parent());
+        let folder = model.folder().or(first);
+        let mut problem = None;
+        for place in recorded.places(folder) {
+            let found = Base::open(&place, self).map_err(|error| error.to_string());
+            match found.and_then(|base| base.check(model).map(|()| base)) {
+                Ok(base) => return Ok(Arc::new(base)),
+                Err(other) => problem = problem.or(Some(other)),
+            }
+        }
+        Err(NoBase { recorded, problem })
+    }
+}

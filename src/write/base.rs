@@ -1,0 +1,140 @@
+//! The base of a fine-tune, while this is compressed: the differences of its tensors, and the words
+//! by which readers find it again.
+
+use std::{
+    ops::Range,
+    path::{Component, Path, PathBuf},
+    sync::Mutex,
+};
+
+use super::coding::Coding;
+use crate::{
+    Dtype, Error, Result,
+    encoding::delta::{Codebook, DeltaSizes, Differences, Encoder, segment_elements},
+    encoding::stored::ReadBase,
+    format::Coded,
+    open::{BASE, Base, BaseTensor, RecordedBase},
+    parallel,
+    paths::is_container,
+    source::{SourceTensor, hub_cache::locate},
+    temporary::parent_of,
+};
+
+/// A relative path that leads up more folders than this is not recorded: it would hold on no other
+/// machine.
+const MAX_UPS: usize = 2;
+
+/// The base's tensor from which this one may be a difference.
+pub(super) fn base_of<'b>(base: Option<&'b Base>, tensor: &SourceTensor) -> Option<BaseTensor<'b>> {
+    let found = base.filter(|_| tensor.dtype == Dtype::BF16)?.tensor(&tensor.name)?;
+    (found.dtype() == Some(tensor.dtype) && found.shape() == tensor.shape).then_some(found)
+}
+
+/// Weights of the base beside those of a tensor.
+pub(super) struct Beside<'b> {
+    base: Box<dyn ReadBase + 'b>,
+    bytes: Vec<u8>,
+}
+
+impl<'b> Beside<'b> {
+    /// Prepares the base's tensor.
+    pub(super) fn new(tensor: &BaseTensor<'b>) -> Result<Self> {
+        Ok(Self { base: tensor.prepare()?, bytes: Vec::new() })
+    }
+
+    /// The base's bytes where the tensor has this range of them.
+    pub(super) fn read(&mut self, range: &Range<u64>) -> Result<&[u8]> {
+        self.bytes.resize((range.end - range.start) as usize, 0);
+        self.base.read(range.start / 2..range.end / 2, &mut self.bytes)?;
+        Ok(&self.bytes)
+    }
+}
+
+/// Measures a tensor whose differences are counted, on all threads. `read` reads a range of its
+/// bytes.
+pub(super) fn measure(
+    tensor: &SourceTensor,
+    base: BaseTensor<'_>,
+    differences: &Differences,
+    read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
+) -> Result<Coding> {
+    let codebook = Codebook::new(differences);
+    let (elements, each) = (tensor.length / 2, segment_elements(&tensor.shape));
+    let bytes: Vec<Mutex<u64>> = (0..elements.div_ceil(each)).map(|_| Mutex::default()).collect();
+    let new = || (Encoder::new(&codebook), Vec::new(), Vec::new());
+    parallel::for_each(bytes.len(), new, |(encoder, weights, out), segment| {
+        let start = 2 * each * segment as u64;
+        let range = start..tensor.length.min(start + 2 * each);
+        read(range.clone(), weights)?;
+        out.clear();
+        encoder.encode_segment(Beside::new(&base)?.read(&range)?, weights, out)?;
+        *parallel::lock(&bytes[segment]) = out.len() as u64;
+        Ok(())
+    })?;
+    let bytes: Vec<u64> = bytes.iter().map(|bytes| *parallel::lock(bytes)).collect();
+    let (stored, of) = (codebook.to_bytes(), (&tensor.shape[..], elements));
+    let hash = *base.hash()?.as_bytes();
+    let sizes = DeltaSizes::new(hash, of, stored.len() as u64, bytes.iter().sum())?;
+    let bits = codebook.expected_bits(differences);
+    Ok(Coding::new(Coded::Delta(sizes), stored, bits, &bytes))
+}
+
+/// The entry of the metadata that tells where a base is, for this output.
+pub(super) fn recorded(path: &Path, base: &Base, out: &Path) -> Result<(String, String)> {
+    let place = locate(path)?;
+    let path = match place.repository {
+        Some(_) => None,
+        None => relative(&place.path, out),
+    };
+    let identity = base.identity().map(|identity| identity.to_hex().to_string());
+    let recorded = RecordedBase { identity, repository: place.repository, path };
+    let json = serde_json::to_string(&recorded).expect("text can be written");
+    Ok((BASE.to_owned(), json))
+}
+
+/// The path from the folder of an output to a base; the base's name alone if they lie far apart.
+fn relative(base: &Path, out: &Path) -> Option<String> {
+    let base = base.canonicalize().ok()?;
+    let parent = parent_of(out).canonicalize().ok()?;
+    let folder = if is_container(out) { parent } else { parent.join(out.file_name()?) };
+    let shared = base.components().zip(folder.components()).take_while(|(a, b)| a == b).count();
+    let ups = folder.components().count() - shared;
+    let name = base.file_name()?.to_str()?.to_owned();
+    let is_far = shared == 0 || ups > MAX_UPS;
+    if is_far {
+        return Some(name);
+    }
+    let down = base.components().skip(shared).map(|part| match part {
+        Component::Normal(name) => name.to_str(),
+        _ => None,
+    });
+    let up = std::iter::repeat_n(Some(".."), ups);
+    Some(up.chain(down).collect::<Option<Vec<_>>>()?.join("/"))
+}
+
+/// Refuses a base for several models.
+pub(super) fn check_single(base: Option<&PathBuf>, models: usize) -> Result<()> {
+    Error::unless(base.is_none() || models == 1, || {
+        let problem = "a base is one model, and this is a pipeline";
+        Error::parameter(problem, "compress its components, each against its own base")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_lead_from_the_output_to_the_base() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in ["base", "a/b/c/d"] {
+            std::fs::create_dir_all(path(name)).unwrap();
+        }
+        let found = |out: &str| relative(&path("base"), &path(out));
+        assert_eq!(found("tune").as_deref(), Some("../base"));
+        assert_eq!(found("tune.df11").as_deref(), Some("base"));
+        assert_eq!(found("a/tune").as_deref(), Some("../../base"));
+        assert_eq!(found("a/b/c/d/tune").as_deref(), Some("base"));
+    }
+}
