@@ -1,122 +1,37 @@
 //! The base of a model: another model, compressed or not, from whose tensors those in `delta` are
 //! differences. It is found by name and known by the hashes of its tensors.
-//!
-//! A model says in its metadata where its base was: a path relative to its own folder, or the name
-//! of a repository of the Hub. Both are hints; the hash in each tensor's record decides.
 
 use std::{
     collections::HashMap,
     ops::Range,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::{Arc, OnceLock},
 };
 
 use blake3::{Hash, Hasher};
-use serde::{Deserialize, Serialize};
 
 use super::{
     decoder::{PreparedTensor, TensorReader},
     model::Model,
-    opening::{containers, is_compressed},
+    opening::is_compressed,
     options::OpenOptions,
     original::hash,
-    shard::Shard,
+    recorded::{NoBase, RecordedBase},
+    shard::{FindBase, Shard},
     tensor::{Encoding, Tensor},
 };
 use crate::{
-    Dtype, Error, Result,
+    Dtype, Result,
     encoding::stored::ReadBase,
     format::records::ENCODING_DELTA,
     parallel,
     source::{Source, SourceTensor, WeightsFile, hub_cache::locate},
 };
 
-/// The key of the metadata that tells where the base was.
-pub(crate) const BASE: &str = "df11.base";
 /// The most models of which each is the base of the one before.
 const MAX_DEPTH: usize = 4;
 /// Bytes of a tensor that are read and hashed at a time.
 const HASHED_BYTES: u64 = 4 << 20;
-
-/// What the metadata of a model say of its base.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RecordedBase {
-    /// Its identity, in hexadecimal digits.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) identity: Option<String>,
-    /// Its name on the Hub.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) repository: Option<String>,
-    /// Its path, relative to the folder of the model or of the container, with `/`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) path: Option<String>,
-}
-
-impl RecordedBase {
-    /// What the first shard of a model says.
-    fn of(shard: &Shard) -> Self {
-        let value = shard.directory().metadata().find(|(key, _)| *key == BASE);
-        value.and_then(|(_, value)| serde_json::from_str(value).ok()).unwrap_or_default()
-    }
-
-    /// What a model says; if its first shard is not open, what that says in the same folder.
-    fn of_model(model: &Model, options: &OpenOptions) -> Self {
-        let first = &model.shards()[0];
-        if first.directory().shard.shard_index == 0 || first.is_far {
-            return Self::of(first);
-        }
-        let folder = first.path().parent().map(containers);
-        let beside = folder.and_then(Result::ok).unwrap_or_default().into_iter();
-        let is_first = |shard: &Shard| {
-            let (own, other) = (&first.directory().shard, &shard.directory().shard);
-            other.identity == own.identity && other.shard_index == 0
-        };
-        let mut shards = beside.filter_map(|path| options.shard(&path).ok());
-        shards.find(is_first).map_or_else(Self::default, |shard| Self::of(&shard))
-    }
-
-    /// As people call it.
-    pub(crate) fn name(&self) -> Option<&str> {
-        self.repository.as_deref().or_else(|| self.path.as_deref()?.rsplit('/').next())
-    }
-
-    /// The paths at which it may be: of a model in this folder.
-    fn places(&self, folder: Option<&Path>) -> impl Iterator<Item = PathBuf> {
-        let path = self.path.as_deref().filter(|path| is_plain(path)).map(Path::new);
-        let below = folder.zip(path).map(|(folder, path)| folder.join(path));
-        let repository = self.repository.as_deref().map(PathBuf::from);
-        below.filter(|path| path.exists()).into_iter().chain(repository)
-    }
-}
-
-/// Whether a path of the metadata leads nowhere but up and down the file system.
-fn is_plain(path: &str) -> bool {
-    let is_step = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
-    !path.contains(['\\', ':', '\0']) && Path::new(path).components().all(is_step)
-}
-
-/// Why there is no base.
-#[derive(Clone, Debug, Default)]
-pub(super) struct NoBase {
-    recorded: RecordedBase,
-    /// What is wrong with a model that seemed to be it.
-    problem: Option<String>,
-}
-
-impl NoBase {
-    /// The error of a tensor that needs it.
-    fn error(&self) -> Error {
-        let name =
-            self.recorded.name().map_or("another model".to_owned(), |name| format!("{name:?}"));
-        let identity = self.recorded.identity.as_ref();
-        let identity = identity.map_or(String::new(), |identity| format!(" ({identity:.16}…)"));
-        let problem = self.problem.as_deref().unwrap_or("it is not here");
-        let what = format!("this is stored as its difference from {name}{identity}, and {problem}");
-        let remedy = "fetch that model, or name it as the base: --base in the command, base= in \
-                      Python, OpenOptions::base in Rust";
-        Error::no_base(what, remedy)
-    }
-}
 
 /// An open base.
 #[derive(Debug)]
@@ -288,31 +203,33 @@ impl ReadBase for FileBase<'_> {
     }
 }
 
-impl<'m> Tensor<'m> {
-    /// The hash of its base, as stored; of a tensor in `delta`.
-    pub(super) fn base_hash(&self) -> Hash {
-        use zerocopy::IntoBytes;
+/// The base that was found, or why there is none.
+#[derive(Debug)]
+struct FoundBase(Result<Base, NoBase>);
 
-        let bytes = self.record().parameters.as_bytes().try_into();
-        Hash::from_bytes(bytes.expect("four numbers are 32 bytes"))
-    }
-
-    /// The base of a tensor in `delta`, which is no alias.
-    ///
-    /// # Errors
-    /// [`Error::NoBase`] if it is not here, or has other bytes.
-    pub(super) fn base(&self) -> Result<BaseTensor<'m>> {
-        let base = self.shard().base().map_err(|none| self.locate(none.error()))?;
-        let found = base.tensor(self.name()).filter(|found| found.is_like(self));
-        let is_right = |found: &BaseTensor<'_>| Ok::<_, Error>(found.hash()? == self.base_hash());
+impl FoundBase {
+    /// The base of a tensor.
+    fn tensor(&self, tensor: &Tensor<'_>) -> Result<BaseTensor<'_>> {
+        let base = self.0.as_ref().map_err(NoBase::error)?;
+        let wanted = tensor.base_hash();
+        let found = base.tensor(tensor.name()).filter(|found| found.is_like(tensor));
         match found {
-            Some(found) if is_right(&found)? => Ok(found),
+            Some(found) if found.hash()? == wanted => Ok(found),
             _ => {
-                let problem = Some(base.differs(self.name()));
-                let recorded = RecordedBase { path: None, ..RecordedBase::default() };
-                Err(self.locate(NoBase { recorded, problem }.error()))
+                let problem = Some(base.differs(tensor.name()));
+                Err(NoBase { recorded: RecordedBase::default(), problem }.error())
             }
         }
+    }
+}
+
+impl FindBase for FoundBase {
+    fn check(&self, shard: &Shard, tensor: usize) -> Result<()> {
+        self.tensor(&Tensor::new(shard, tensor)).map(drop)
+    }
+
+    fn prepare<'m>(&'m self, shard: &'m Shard, tensor: usize) -> Result<Box<dyn ReadBase + 'm>> {
+        self.tensor(&Tensor::new(shard, tensor))?.prepare()
     }
 }
 
@@ -346,24 +263,25 @@ impl OpenOptions {
             Some(path) => Ok(self.named_base(&model, path)?),
             None => self.recorded_base(&model),
         };
+        let bases = Arc::new(FoundBase(base));
         for shard in model.shards_mut() {
-            shard.set_base(base.clone());
+            shard.set_bases(Arc::clone(&bases) as _);
         }
         Ok(model)
     }
 
     /// The base that the caller names.
-    fn named_base(&self, model: &Model, path: &Path) -> Result<Arc<Base>> {
+    fn named_base(&self, model: &Model, path: &Path) -> Result<Base> {
         let base = Base::open(path, self)?;
         base.check(model).map_err(|problem| {
             let recorded = RecordedBase::of_model(model, self);
             NoBase { recorded, problem: Some(problem) }.error()
         })?;
-        Ok(Arc::new(base))
+        Ok(base)
     }
 
     /// The base where the model says that it was, if it is there.
-    fn recorded_base(&self, model: &Model) -> Result<Arc<Base>, NoBase> {
+    fn recorded_base(&self, model: &Model) -> Result<Base, NoBase> {
         let recorded = RecordedBase::of_model(model, self);
         if self.depth >= MAX_DEPTH {
             let problem = Some(format!("{MAX_DEPTH} models are each the base of the one before"));
@@ -375,7 +293,7 @@ impl OpenOptions {
         for place in recorded.places(folder) {
             let found = Base::open(&place, self).map_err(|error| error.to_string());
             match found.and_then(|base| base.check(model).map(|()| base)) {
-                Ok(base) => return Ok(Arc::new(base)),
+                Ok(base) => return Ok(base),
                 Err(other) => problem = problem.or(Some(other)),
             }
         }

@@ -103,7 +103,7 @@ impl<'m> ReadArrays<'m> for Tensor<'m> {
     }
 
     fn base(&self) -> Result<Box<dyn ReadBase + 'm>> {
-        Tensor::base(&self.target())?.prepare()
+        self.prepare_base()
     }
 }
 

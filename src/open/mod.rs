@@ -15,6 +15,7 @@ mod options;
 mod original;
 #[cfg(feature = "cudarc")]
 mod parts;
+mod recorded;
 #[cfg(feature = "remote")]
 mod remote;
 mod shard;
@@ -25,7 +26,7 @@ mod verify;
 
 pub use added::tensor_hashes;
 pub use ahead::ReadAhead;
-pub(crate) use base::{BASE, Base, BaseTensor, RecordedBase};
+pub(crate) use base::{Base, BaseTensor};
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};
@@ -36,6 +37,7 @@ pub use opening::{Models, is_compressed, open};
 pub(crate) use opening::{list_of_components, listed_components};
 pub use options::OpenOptions;
 pub(crate) use original::{FilePieces, OriginalFile, hash};
+pub(crate) use recorded::{BASE, RecordedBase};
 pub use shard::Shard;
 #[cfg(feature = "cudarc")]
 pub(crate) use slice::{Rect, Slice};

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::{
     borrow::Cow,
+    fmt,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -14,13 +15,11 @@ use std::{
 
 use rayon::prelude::*;
 
-use super::{
-    base::{Base, NoBase},
-    kept::KeptChunks,
-};
+use super::kept::KeptChunks;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
+    encoding::stored::ReadBase,
     format::{
         Directory, Header,
         records::{SectionRecord, section_name},
@@ -51,10 +50,19 @@ pub struct Shard {
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
-    /// The model that its tensors in `delta` are differences from, or why it is not here.
-    base: Result<Arc<Base>, NoBase>,
+    /// The bases of its tensors in `delta`, once they were looked for.
+    bases: Option<Arc<dyn FindBase>>,
     /// The tensors of each file, by index; listed when a file is first restored or verified.
     tensors_of_files: OnceLock<Vec<Vec<usize>>>,
+}
+
+/// Finds the tensors from which those of a container, by index, are differences.
+pub(super) trait FindBase: fmt::Debug + Send + Sync {
+    /// Checks that a tensor's base is here and has the hash that the tensor records.
+    fn check(&self, shard: &Shard, tensor: usize) -> Result<()>;
+
+    /// Checks it, and prepares it for reading.
+    fn prepare<'m>(&'m self, shard: &'m Shard, tensor: usize) -> Result<Box<dyn ReadBase + 'm>>;
 }
 
 #[cfg(feature = "cudarc")]
@@ -64,8 +72,8 @@ pub(super) struct ReadChunk {
     pub(super) hasher: crc32fast::Hasher,
 }
 
-impl std::fmt::Debug for Shard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shard").field("path", &self.path).finish_non_exhaustive()
     }
 }
@@ -99,7 +107,7 @@ impl Shard {
             kept: Arc::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
-            base: Err(NoBase::default()),
+            bases: None,
             tensors_of_files: OnceLock::new(),
         })
     }
@@ -132,13 +140,15 @@ impl Shard {
         })
     }
 
-    /// The model that its tensors in `delta` are differences from, or why it is not here.
-    pub(super) fn base(&self) -> Result<&Base, &NoBase> {
-        self.base.as_deref()
+    /// What finds the bases of its tensors in `delta`.
+    pub(super) fn bases(&self) -> Result<&dyn FindBase> {
+        self.bases.as_deref().ok_or_else(|| {
+            Error::no_base("a base was not looked for", "open the model, not its container alone")
+        })
     }
 
-    pub(super) fn set_base(&mut self, base: Result<Arc<Base>, NoBase>) {
-        self.base = base;
+    pub(super) fn set_bases(&mut self, bases: Arc<dyn FindBase>) {
+        self.bases = Some(bases);
     }
 
     /// The validated directory.

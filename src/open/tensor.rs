@@ -2,10 +2,15 @@
 
 use std::{borrow::Cow, ops::Range};
 
+use zerocopy::IntoBytes;
+
 use super::shard::Shard;
 use crate::{
     Dtype, Error, Result, dtype,
-    encoding::tile::{self, OwnedArrays, TileSizes},
+    encoding::{
+        stored::ReadBase,
+        tile::{self, OwnedArrays, TileSizes},
+    },
     format::{
         Coded,
         records::{
@@ -196,9 +201,25 @@ impl<'m> Tensor<'m> {
             Encoding::Unknown(id) => {
                 Err(self.locate(Error::unsupported(format_args!("encoding {id}"), "update df11")))
             }
-            Encoding::Delta => self.target().base().map(drop),
+            Encoding::Delta => {
+                let Self { shard, index } = self.target();
+                let checked = shard.bases().and_then(|bases| bases.check(shard, index));
+                checked.map_err(|error| self.locate(error))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// The hash of its base, as stored; of a tensor in `delta`.
+    pub(super) fn base_hash(&self) -> blake3::Hash {
+        let bytes = self.record().parameters.as_bytes().try_into();
+        blake3::Hash::from_bytes(bytes.expect("four numbers are 32 bytes"))
+    }
+
+    /// Prepares its base; of a tensor in `delta`.
+    pub(super) fn prepare_base(&self) -> Result<Box<dyn ReadBase + 'm>> {
+        let Self { shard, index } = self.target();
+        shard.bases()?.prepare(shard, index)
     }
 
     /// The tensor that holds its bytes: itself, except for an alias.

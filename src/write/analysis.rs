@@ -16,7 +16,7 @@ use blake3::Hasher;
 use rayon::prelude::*;
 
 use super::{
-    base::{self, Beside, base_of},
+    base::{self, BaseReader, base_of},
     coding::{self, Coding, Counts, ExponentCounts},
     fingerprint::fingerprint,
     input::Weights,
@@ -306,8 +306,8 @@ impl<'a> Pass<'a> {
 
     fn count_differences(&self, piece: &SourcePiece, weights: &[u8]) -> Result<()> {
         let base = base_of(self.base, self.tensor(piece)).expect("it was found before");
-        let mut beside = Beside::new(&base)?;
-        let base = beside.read(&piece.range)?;
+        let mut reader = BaseReader::new(&base)?;
+        let base = reader.read(&piece.range)?;
         self.differences.add(|differences| differences.add(base, weights));
         Ok(())
     }

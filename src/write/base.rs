@@ -31,12 +31,12 @@ pub(super) fn base_of<'b>(base: Option<&'b Base>, tensor: &SourceTensor) -> Opti
 }
 
 /// Weights of the base beside those of a tensor.
-pub(super) struct Beside<'b> {
+pub(super) struct BaseReader<'b> {
     base: Box<dyn ReadBase + 'b>,
     bytes: Vec<u8>,
 }
 
-impl<'b> Beside<'b> {
+impl<'b> BaseReader<'b> {
     /// Prepares the base's tensor.
     pub(super) fn new(tensor: &BaseTensor<'b>) -> Result<Self> {
         Ok(Self { base: tensor.prepare()?, bytes: Vec::new() })
@@ -67,7 +67,7 @@ pub(super) fn measure(
         let range = start..tensor.length.min(start + 2 * each);
         read(range.clone(), weights)?;
         out.clear();
-        encoder.encode_segment(Beside::new(&base)?.read(&range)?, weights, out)?;
+        encoder.encode_segment(BaseReader::new(&base)?.read(&range)?, weights, out)?;
         *parallel::lock(&bytes[segment]) = out.len() as u64;
         Ok(())
     })?;

@@ -10,7 +10,7 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    base::{Beside, base_of},
+    base::{BaseReader, base_of},
     coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
     fingerprint::fingerprint,
     plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
@@ -190,9 +190,9 @@ impl Worker {
         let range = 2 * elements.start..2 * elements.end;
         target.read(range.clone(), 0, &mut self.input)?;
         let tensor = base_of(target.base, target.planned.tensor);
-        let mut beside = Beside::new(&tensor.ok_or_else(|| target.planned.changed())?)?;
+        let mut reader = BaseReader::new(&tensor.ok_or_else(|| target.planned.changed())?)?;
         self.segment.clear();
-        encoder.encode_segment(beside.read(&range)?, &self.input, &mut self.segment)?;
+        encoder.encode_segment(reader.read(&range)?, &self.input, &mut self.segment)?;
         let (start, end) = (coding.portion_starts[segment], coding.portion_starts[segment + 1]);
         Error::unless(self.segment.len() as u64 == end - start, || target.planned.changed())?;
         target.write(delta::BITSTREAM, start, &self.segment)?;

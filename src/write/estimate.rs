@@ -45,8 +45,8 @@ pub fn estimate(
 ) -> Result<Estimate> {
     let mut inputs = [Component::new("", Input::of_source(source, out)?)];
     let base = open_base(&mut inputs, out, options)?;
-    let wanted = Wanted { layout: options.layout, base: base.as_ref(), exponent_bits: None };
-    Estimate::new(&inputs[0], out, false, wanted, observer)
+    let assumed = Assumed { layout: options.layout, base: base.as_ref(), exponent_bits: None };
+    Estimate::new(&inputs[0], out, false, assumed, observer)
 }
 
 /// Like [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
@@ -55,8 +55,8 @@ pub fn estimate(
 /// trained models), and no tensor equals another one. That takes some milliseconds.
 ///
 /// # Errors
-/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8, or there is a base
-/// too: only weights tell how far they are from it.
+/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8, or with a base:
+/// only weights tell how far they are from it.
 pub fn estimate_all(
     sources: &Sources,
     out: &Path,
@@ -72,7 +72,7 @@ pub fn estimate_all(
         return Ok(vec![estimate(&component.model, out, options, observer)?]);
     }
     check_single(options.base.as_ref(), sources.components().len())?;
-    let wanted = Wanted { layout: options.layout, base: None, exponent_bits };
+    let assumed = Assumed { layout: options.layout, base: None, exponent_bits };
     let in_pipeline = sources.is_pipeline();
     let mut identities = BTreeMap::new();
     let estimates = sources.components().iter().map(|component| {
@@ -83,14 +83,14 @@ pub fn estimate_all(
         }
         // A placeholder as long as an identity, which is known only when all is written.
         identities.insert(folder.clone(), "0".repeat(2 * blake3::OUT_LEN));
-        Estimate::new(&component, out, in_pipeline, wanted, observer)
+        Estimate::new(&component, out, in_pipeline, assumed, observer)
     });
     estimates.collect()
 }
 
-/// What is estimated.
+/// What an estimate assumes.
 #[derive(Clone, Copy)]
-struct Wanted<'a> {
+struct Assumed<'a> {
     layout: Layout,
     base: Option<&'a Base>,
     /// Bits of a code, if no weight is read.
@@ -113,7 +113,7 @@ impl Estimate {
         component: &Component<Input<'_>>,
         out: &Path,
         in_pipeline: bool,
-        Wanted { layout, base, exponent_bits }: Wanted<'_>,
+        Assumed { layout, base, exponent_bits }: Assumed<'_>,
         observer: &dyn Observer,
     ) -> Result<Self> {
         if let Some(bits) = exponent_bits.filter(|bits| !(1.0..=8.0).contains(bits)) {

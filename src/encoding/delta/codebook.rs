@@ -21,6 +21,8 @@ pub(super) const MAX_BYTES: u64 = (HEAD_BYTES + MAX_CONTEXTS * (1 + TOKENS * ENT
 /// A token that is rarer in its context than one in 2^this is escaped: a frequency costs all
 /// others more.
 const RARE_BITS: u32 = 14;
+/// Weights whose tokens are found at a time: LLVM does so for many at once.
+pub(super) const CHUNK: usize = 1024;
 /// The highest exponents together that share context 0 are at most one weight in 2^this.
 const TOP_BITS: u32 = 10;
 
@@ -65,10 +67,16 @@ impl Differences {
     /// If they are not as many.
     pub fn add(&mut self, base: &[u8], weights: &[u8]) {
         assert_eq!(base.len(), weights.len(), "as many weights as the base has");
-        for (base, weight) in base.as_chunks().0.iter().zip(weights.as_chunks().0) {
-            let (base, weight) = (u16::from_le_bytes(*base), u16::from_le_bytes(*weight));
-            let token = token(difference(base, weight));
-            self.0[usize::from(bf16::exponent(base))][usize::from(token)] += 1;
+        let counts = self.0.as_flattened_mut();
+        for (base, weights) in base.chunks(2 * CHUNK).zip(weights.chunks(2 * CHUNK)) {
+            let mut places = [0; CHUNK];
+            let pairs = base.as_chunks().0.iter().zip(weights.as_chunks().0);
+            for (place, (base, weight)) in places.iter_mut().zip(pairs) {
+                let (base, weight) = (u16::from_le_bytes(*base), u16::from_le_bytes(*weight));
+                let token = u16::from(token(difference(base, weight)));
+                *place = u16::from(bf16::exponent(base)) * TOKENS as u16 + token;
+            }
+            places[..weights.len() / 2].iter().for_each(|at| counts[usize::from(*at)] += 1);
         }
     }
 
@@ -223,7 +231,7 @@ fn frequencies(counts: &[u64; TOKENS]) -> Frequencies {
     while all > 0 && sum(&frequencies) != TOTAL {
         let rest = |token: &usize| {
             let given = u128::from(frequencies[*token]) * u128::from(all);
-            exact(counts[*token]) as i128 - given as i128
+            exact(counts[*token]).cast_signed() - given.cast_signed()
         };
         let used = (0..TOKENS).filter(|&token| counts[token] > 0);
         if sum(&frequencies) < TOTAL {

@@ -5,12 +5,15 @@ use std::{borrow::Cow, ops::Range};
 use super::{
     codebook::{Codebook, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL, context},
     encode::{LEAST, STATES, UNIT, WORD_BITS},
-    sizes::{BITSTREAM, DeltaSizes, RECORD_BYTES, RECORDS},
-    token::{ESCAPE, apply, differences_of, with_raw_bits},
+    sizes::{BITSTREAM, CODEBOOK, DeltaSizes, RECORD_BYTES, RECORDS},
+    token::{KINDS, LOOKED_AT, apply, with_raw_bits},
 };
 use crate::{
     Error, Result, bf16,
-    encoding::stored::{DecodeArrays, ReadArrays, ReadBase, Scratch, check_range},
+    encoding::stored::{
+        CodedSizes, DecodeArrays, ReadArrays, ReadBase, SECTION_BITSTREAM, SECTION_CODEBOOK,
+        SECTION_INDEX, Scratch, check_range,
+    },
     huffman::bits::{is_zero_from, peek_at_end},
     parallel,
 };
@@ -31,8 +34,41 @@ type Entry = u32;
 const DISTANCE_SHIFT: u32 = 8;
 const FREQUENCY_SHIFT: u32 = 20;
 
+impl CodedSizes for DeltaSizes {
+    fn parameters(&self) -> [u64; 4] {
+        let base = self.base();
+        std::array::from_fn(|at| u64::from_le_bytes(base.as_chunks().0[at]))
+    }
+
+    fn elements(&self) -> u64 {
+        self.elements
+    }
+
+    fn arrays(&self) -> Vec<(u32, u64)> {
+        vec![
+            (SECTION_CODEBOOK, self.codebook_bytes),
+            (SECTION_INDEX, RECORD_BYTES * (self.segment_count() + 1)),
+            (SECTION_BITSTREAM, self.bitstream_bytes),
+        ]
+    }
+
+    fn grain(&self) -> u64 {
+        2 * self.segment_elements()
+    }
+
+    fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
+        let codebook = Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?)?;
+        Ok(Box::new(DeltaDecoder::new(*self, &codebook, arrays.base()?)))
+    }
+
+    fn verify_codebook(&self, arrays: &dyn ReadArrays<'_>) -> Result<()> {
+        let codebook: Cow<'_, [u8]> = self.read_whole(arrays, CODEBOOK)?;
+        Codebook::from_bytes(&codebook).map(drop)
+    }
+}
+
 /// Decodes the segments of a tensor.
-pub(super) struct Decoder<'m> {
+pub(super) struct DeltaDecoder<'m> {
     sizes: DeltaSizes,
     top: u8,
     last: u8,
@@ -40,7 +76,7 @@ pub(super) struct Decoder<'m> {
     base: Box<dyn ReadBase + 'm>,
 }
 
-impl<'m> Decoder<'m> {
+impl<'m> DeltaDecoder<'m> {
     pub(super) fn new(
         sizes: DeltaSizes,
         codebook: &Codebook,
@@ -69,7 +105,7 @@ impl<'m> Decoder<'m> {
         mut out: &mut [u8],
     ) -> Result<()> {
         let corrupt = |problem| Error::corrupt("bitstream", at, problem);
-        let mut segment = Segment::new(segment).map_err(corrupt)?;
+        let mut segment = OpenSegment::new(segment).map_err(corrupt)?;
         let mut decode = |part: Range<u64>, out: &mut [u8]| {
             self.base.read(part, out)?;
             self.apply(&mut segment, out).map_err(corrupt)
@@ -99,13 +135,12 @@ impl<'m> Decoder<'m> {
 
     /// Turns weights of the base into those that differ by the next tokens of a segment. All but
     /// the last ones of a segment must be whole units.
-    fn apply(&self, segment: &mut Segment<'_>, weights: &mut [u8]) -> Result<(), &'static str> {
+    fn apply(&self, segment: &mut OpenSegment<'_>, weights: &mut [u8]) -> Result<(), &'static str> {
         let mut buffers = Buffers::new();
         for weights in weights.as_chunks_mut::<2>().0.chunks_mut(CHUNK) {
-            let contexts = buffers.contexts.iter_mut().zip(weights.iter());
-            for (place, weight) in contexts {
+            for (first, weight) in buffers.firsts.iter_mut().zip(weights.iter()) {
                 let exponent = bf16::exponent(u16::from_le_bytes(*weight));
-                *place = context(self.top, self.last, exponent);
+                *first = u16::from(context(self.top, self.last, exponent)) << FREQUENCY_BITS;
             }
             segment.tokens(&self.entries, &mut buffers, weights.len());
             segment.differences(&mut buffers, weights.len())?;
@@ -118,7 +153,7 @@ impl<'m> Decoder<'m> {
     }
 }
 
-impl DecodeArrays for Decoder<'_> {
+impl DecodeArrays for DeltaDecoder<'_> {
     fn decode(
         &self,
         arrays: &dyn ReadArrays<'_>,
@@ -151,19 +186,20 @@ impl DecodeArrays for Decoder<'_> {
 
 /// Of some weights of a segment.
 struct Buffers {
-    contexts: [u8; CHUNK],
+    /// The first entry of each one's context.
+    firsts: [u16; CHUNK],
     tokens: [u8; CHUNK],
     differences: [u16; CHUNK],
 }
 
 impl Buffers {
     const fn new() -> Self {
-        Self { contexts: [0; CHUNK], tokens: [0; CHUNK], differences: [0; CHUNK] }
+        Self { firsts: [0; CHUNK], tokens: [0; CHUNK], differences: [0; CHUNK] }
     }
 }
 
 /// A segment that is being decoded.
-struct Segment<'a> {
+struct OpenSegment<'a> {
     states: [u64; STATES],
     words: &'a [[u8; 4]],
     raw: &'a [u8],
@@ -173,7 +209,7 @@ struct Segment<'a> {
     bit: usize,
 }
 
-impl<'a> Segment<'a> {
+impl<'a> OpenSegment<'a> {
     /// Begins one; or what is wrong with it.
     fn new(bytes: &'a [u8]) -> Result<Self, &'static str> {
         const HEAD: usize = 4 + 8 * STATES;
@@ -195,23 +231,22 @@ impl<'a> Segment<'a> {
     fn tokens(&mut self, entries: &[Entry; ENTRIES], buffers: &mut Buffers, count: usize) {
         let mut states = self.states;
         let mut next = self.word;
-        let (contexts, rest) = buffers.contexts[..count].as_chunks::<UNIT>();
+        let (firsts, rest) = buffers.firsts[..count].as_chunks::<UNIT>();
         let (tokens, last) = buffers.tokens[..count].as_chunks_mut::<UNIT>();
-        for (contexts, tokens) in contexts.iter().zip(tokens) {
-            for (at, (context, token)) in contexts.iter().zip(tokens).enumerate() {
-                *token = step(entries, *context, &mut states[at % STATES]);
+        for (firsts, tokens) in firsts.iter().zip(tokens) {
+            for (at, (first, token)) in firsts.iter().zip(tokens).enumerate() {
+                *token = step(entries, *first, &mut states[at % STATES]);
             }
-            for state in &mut states {
-                next += refill(state, self.words.get(next));
-            }
+            next += match self.words.get(next..next + STATES).and_then(<[_]>::first_chunk) {
+                Some(words) => refill(&mut states, words),
+                None => refill(&mut states, &last_words(self.words, next)),
+            };
         }
-        for (at, (context, token)) in rest.iter().zip(last).enumerate() {
-            *token = step(entries, *context, &mut states[at % STATES]);
+        for (at, (first, token)) in rest.iter().zip(last).enumerate() {
+            *token = step(entries, *first, &mut states[at % STATES]);
         }
         if !rest.is_empty() {
-            for state in &mut states {
-                next += refill(state, self.words.get(next));
-            }
+            next += refill(&mut states, &last_words(self.words, next));
         }
         (self.states, self.word) = (states, next);
     }
@@ -224,23 +259,31 @@ impl<'a> Segment<'a> {
         for (difference, token) in differences.iter_mut().zip(tokens.iter()) {
             *difference = u16::from(*token);
         }
-        for (tokens, differences) in
-            tokens.as_chunks::<UNIT>().0.iter().zip(differences.as_chunks_mut::<UNIT>().0)
-        {
-            let mut rest = with_raw_bits(*tokens);
+        let mut is_none = false;
+        let parts = tokens.as_chunks::<LOOKED_AT>().0.iter();
+        for (tokens, differences) in parts.zip(differences.as_chunks_mut::<LOOKED_AT>().0) {
+            let mut rest = with_raw_bits(tokens);
             while rest != 0 {
-                let at = rest.trailing_zeros() as usize / 8;
+                let at = rest.trailing_zeros() as usize % LOOKED_AT;
                 rest &= rest - 1;
-                if tokens[at] > ESCAPE {
-                    return Err("a weight has a context without tokens");
-                }
-                let (least, bits) = differences_of(tokens[at]);
-                let raw = peek_at_end(self.raw, self.bit) & ((1 << bits) - 1);
-                self.bit += bits as usize;
-                differences[at] = least + raw as u16;
+                let kind = KINDS[usize::from(tokens[at]) % KINDS.len()];
+                is_none |= kind.is_none;
+                let raw = self.peek() & ((1 << kind.bits) - 1);
+                self.bit += usize::from(kind.bits);
+                differences[at] = kind.least + raw as u16;
             }
         }
-        Ok(())
+        if is_none { Err("a weight has a context without tokens") } else { Ok(()) }
+    }
+
+    /// The next raw bits, and zeros after the last one.
+    #[inline]
+    fn peek(&self) -> u64 {
+        let at = self.bit / 8;
+        match self.raw.get(at..at + 8).and_then(<[_]>::first_chunk) {
+            Some(bytes) => u64::from_le_bytes(*bytes) >> (self.bit % 8),
+            None => peek_at_end(self.raw, self.bit),
+        }
     }
 
     /// Checks that no more than it has was decoded; or what is wrong.
@@ -262,25 +305,35 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// The next token of a state.
+/// The next token of a state, in the context with this first entry.
 #[inline]
-fn step(entries: &[Entry; ENTRIES], context: u8, state: &mut u64) -> u8 {
+fn step(entries: &[Entry; ENTRIES], first: u16, state: &mut u64) -> u8 {
     let slot = *state as usize & (TOTAL as usize - 1);
-    let entry = entries[(usize::from(context) & (MAX_CONTEXTS - 1)) << FREQUENCY_BITS | slot];
+    let entry = entries[(usize::from(first) | slot) % ENTRIES];
     let distance = entry >> DISTANCE_SHIFT & (TOTAL as Entry - 1);
     *state = u64::from(entry >> FREQUENCY_SHIFT) * (*state >> FREQUENCY_BITS) + u64::from(distance);
     entry as u8
 }
 
-/// Adds the next word to a state that is small, without a branch; the number of words taken. After
-/// the last word come zeros: the states then do not end as they must.
+/// Adds the next words to those states that are small, without a branch; the number of words taken.
 #[inline]
-fn refill(state: &mut u64, word: Option<&[u8; 4]>) -> usize {
-    let word = word.map_or(0, |word| u32::from_le_bytes(*word));
-    let is_small = *state < LEAST;
-    let filled = *state << WORD_BITS | u64::from(word);
-    *state = if is_small { filled } else { *state };
-    usize::from(is_small)
+fn refill(states: &mut [u64; STATES], words: &[[u8; 4]; STATES]) -> usize {
+    let mut taken = 0;
+    for state in states {
+        let word = u32::from_le_bytes(words[taken % STATES]);
+        let is_small = *state < LEAST;
+        let filled = *state << WORD_BITS | u64::from(word);
+        *state = if is_small { filled } else { *state };
+        taken += usize::from(is_small);
+    }
+    taken
+}
+
+/// Words of which some may be after the last one: zeros, with which the states do not end as they
+/// must.
+#[cold]
+fn last_words(words: &[[u8; 4]], next: usize) -> [[u8; 4]; STATES] {
+    std::array::from_fn(|at| words.get(next + at).copied().unwrap_or_default())
 }
 
 /// The arrays of a tensor, and its base, in memory.

@@ -2,11 +2,15 @@
 //! the first, since they give them back in the reverse order.
 
 use super::{
-    codebook::{Codebook, Differences, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL},
+    codebook::{CHUNK, Codebook, Differences, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL, context},
     sizes::{DeltaSizes, SEGMENT_ALIGNMENT, segment_elements},
-    token::{ESCAPE, difference, differences_of, token},
+    token::{ESCAPE, TOKEN_BITS, difference, differences_of, token},
 };
-use crate::{Result, bf16, dtype, encoding::stored::EncodedTensor};
+use crate::{
+    Result, bf16, dtype,
+    encoding::stored::{EncodedTensor, changed},
+    huffman::bits::End,
+};
 
 /// States of a segment.
 pub(super) const STATES: usize = 4;
@@ -16,58 +20,102 @@ pub(super) const UNIT: usize = 8;
 pub(super) const LEAST: u64 = 1 << 31;
 /// Bits of a word.
 pub(super) const WORD_BITS: u32 = u32::BITS;
-/// Bits of a token in the index of a symbol.
-const TOKEN_BITS: u32 = 7;
-
 /// Symbols of all contexts.
 const SYMBOLS: usize = MAX_CONTEXTS << TOKEN_BITS;
 /// States stay below 2^this.
 const MOST_BITS: u32 = LEAST.trailing_zeros() + WORD_BITS;
 
-/// Frequency of a token in a context, and the sum of those before; 0 if it is not in the code.
-#[derive(Clone, Copy, Default)]
+/// How a state takes a token of a context.
+///
+/// Q: Why is this fast? It divides by multiplication: the reciprocal is rounded up, and its error
+/// is too small to change a quotient of states, which are below 2^63.
+#[derive(Clone, Copy, Debug)]
 struct Symbol {
-    frequency: u16,
-    start: u16,
+    reciprocal: u64,
+    /// The frequency of all tokens but this.
+    complement: u16,
+    /// The sum of the frequencies of tokens before.
+    bias: u16,
+    shift: u8,
 }
 
 impl Symbol {
     /// That of no weight, which changes no state.
-    const NONE: Self = Self { frequency: TOTAL as u16, start: 0 };
+    const NONE: Self = Self::new(TOTAL as u16, 0);
 
+    const fn new(frequency: u16, start: u16) -> Self {
+        let complement = TOTAL as u16 - frequency;
+        if frequency == 1 {
+            // The reciprocal would need a bit more. Quotients are less by one, which the bias adds.
+            return Self { reciprocal: u64::MAX, complement, bias: start + complement, shift: 0 };
+        }
+        let shift = (frequency - 1).ilog2();
+        let reciprocal = (1u128 << (u64::BITS + shift)).div_ceil(frequency as u128);
+        Self { reciprocal: reciprocal as u64, complement, bias: start, shift: shift as u8 }
+    }
+
+    const fn frequency(self) -> u64 {
+        TOTAL - self.complement as u64
+    }
+
+    /// The state from which decoding takes this token and the state before.
     #[inline]
     fn add_to(self, state: u64) -> u64 {
-        let (frequency, start) = (u64::from(self.frequency), u64::from(self.start));
-        let (quotient, rest) = (state / frequency, state % frequency);
-        (quotient << FREQUENCY_BITS) + rest + start
+        let product = u128::from(state) * u128::from(self.reciprocal);
+        let quotient = (product >> u64::BITS) as u64 >> self.shift;
+        state + u64::from(self.bias) + quotient * u64::from(self.complement)
     }
+}
+
+/// The raw bits of a token in a context.
+#[derive(Clone, Copy, Debug)]
+struct RawBits {
+    /// What they are added to.
+    least: u16,
+    count: u8,
+    /// Whether the code has neither the token nor an escape.
+    is_missing: bool,
+}
+
+/// The symbols of a code, and their raw bits.
+fn tables(codebook: &Codebook) -> (Box<[Symbol; SYMBOLS]>, Box<[RawBits; SYMBOLS]>) {
+    const MISSING: RawBits = RawBits { least: 0, count: u16::BITS as u8, is_missing: true };
+    let (mut symbols, mut raw_bits) = (vec![Symbol::NONE; SYMBOLS], vec![MISSING; SYMBOLS]);
+    // The escape comes last in each context.
+    for (context, token, frequency, start) in codebook.entries() {
+        let of_context = context << TOKEN_BITS..(context + 1) << TOKEN_BITS;
+        let of_token = of_context.start + usize::from(token);
+        let (least, count) = differences_of(token);
+        let own = RawBits { least, count: count as u8, is_missing: false };
+        let is_own = |&at: &usize| at == of_token || token == ESCAPE && raw_bits[at].is_missing;
+        let all: Vec<usize> = of_context.filter(is_own).collect();
+        for at in all {
+            (symbols[at], raw_bits[at]) = (Symbol::new(frequency, start), own);
+        }
+    }
+    let symbols = symbols.try_into().expect("as many symbols");
+    (symbols, raw_bits.try_into().expect("as many symbols"))
 }
 
 /// Encodes the segments of a tensor.
 #[derive(Debug)]
 pub struct Encoder {
     codebook: Codebook,
+    /// Tokens that a context lacks have the symbol of its escape.
     symbols: Box<[Symbol; SYMBOLS]>,
+    raw_bits: Box<[RawBits; SYMBOLS]>,
     /// Of the segment that is encoded: the symbol of each weight, and words, the last one first.
     chosen: Vec<u16>,
     words: Vec<u32>,
-}
-
-impl std::fmt::Debug for Symbol {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} from {}", self.frequency, self.start)
-    }
+    raw: Vec<u8>,
 }
 
 impl Encoder {
     /// Prepares for a tensor with this code.
     pub fn new(codebook: &Codebook) -> Self {
-        let mut symbols = Box::new([Symbol::default(); SYMBOLS]);
-        for (context, token, frequency, start) in codebook.entries() {
-            symbols[context << TOKEN_BITS | usize::from(token)] = Symbol { frequency, start };
-        }
-        let (chosen, words) = (Vec::new(), Vec::new());
-        Self { codebook: codebook.clone(), symbols, chosen, words }
+        let (symbols, raw_bits) = tables(codebook);
+        let (chosen, words, raw) = (Vec::new(), Vec::new(), Vec::new());
+        Self { codebook: codebook.clone(), symbols, raw_bits, chosen, words, raw }
     }
 
     /// Appends a segment: weights, little-endian, beside those of the base.
@@ -80,60 +128,62 @@ impl Encoder {
     /// If the base has not as many weights.
     pub fn encode_segment(&mut self, base: &[u8], weights: &[u8], out: &mut Vec<u8>) -> Result<()> {
         assert_eq!(base.len(), weights.len(), "as many weights as the base has");
-        let start = out.len();
-        out.resize(start + size_of::<u32>() + STATES * size_of::<u64>(), 0);
-        let mut raw = Vec::new();
-        self.choose(base, weights, &mut raw)?;
+        self.choose(base, weights)?;
         let states = self.encode_chosen();
-        let (count, head) = out[start..].split_at_mut(size_of::<u32>());
-        count.copy_from_slice(&(self.words.len() as u32).to_le_bytes());
-        for (bytes, state) in head.chunks_exact_mut(size_of::<u64>()).zip(states) {
-            bytes.copy_from_slice(&state.to_le_bytes());
-        }
-        out.extend(self.words.iter().rev().flat_map(|word| word.to_le_bytes()));
-        out.extend(raw);
+        let start = out.len();
+        out.extend((self.words.len() as u32).to_le_bytes());
+        out.extend(states.iter().flat_map(|state| state.to_le_bytes()));
+        let words = out.len();
+        out.resize(words + size_of::<u32>() * self.words.len(), 0);
+        let places = out[words..].as_chunks_mut().0.iter_mut();
+        places.zip(self.words.iter().rev()).for_each(|(to, word)| *to = word.to_le_bytes());
+        out.extend(&self.raw);
         out.resize(start + (out.len() - start).next_multiple_of(SEGMENT_ALIGNMENT as usize), 0);
         Ok(())
     }
 
     /// Finds the symbol of each weight, and writes the raw bits.
-    fn choose(&mut self, base: &[u8], weights: &[u8], raw: &mut Vec<u8>) -> Result<()> {
-        let (mut held, mut bits) = (0u64, 0);
-        let mut is_known = true;
-        let (top, last) = (self.codebook.top(), self.codebook.last());
-        self.chosen.clear();
-        let pairs = base.as_chunks().0.iter().zip(weights.as_chunks().0);
-        self.chosen.extend(pairs.map(|(base, weight)| {
-            let (base, weight) = (u16::from_le_bytes(*base), u16::from_le_bytes(*weight));
-            let difference = difference(base, weight);
-            let context = super::codebook::context(top, last, bf16::exponent(base));
-            let symbol = |token: u8| usize::from(context) << TOKEN_BITS | usize::from(token);
-            let mut token = token(difference);
-            if self.symbols[symbol(token)].frequency == 0 {
-                token = ESCAPE;
-                is_known &= self.symbols[symbol(token)].frequency > 0;
+    fn choose(&mut self, base: &[u8], weights: &[u8]) -> Result<()> {
+        let Self { codebook, raw_bits, chosen, raw, .. } = self;
+        let (top, last) = (codebook.top(), codebook.last());
+        chosen.clear();
+        chosen.resize(weights.len() / 2, 0);
+        let (mut end, mut is_missing) = (End::default(), false);
+        let pairs = base.chunks(2 * CHUNK).zip(weights.chunks(2 * CHUNK));
+        for ((base, weights), chosen) in pairs.zip(chosen.chunks_mut(CHUNK)) {
+            let mut differences = [0; CHUNK];
+            let pairs = base.as_chunks().0.iter().zip(weights.as_chunks().0);
+            for ((base, weight), (own, symbol)) in
+                pairs.zip(differences.iter_mut().zip(&mut *chosen))
+            {
+                let (base, weight) = (u16::from_le_bytes(*base), u16::from_le_bytes(*weight));
+                *own = difference(base, weight);
+                let context = u16::from(context(top, last, bf16::exponent(base)));
+                *symbol = context << TOKEN_BITS | u16::from(token(*own));
             }
-            let (least, count) = differences_of(token);
-            if count > 0 {
-                held |= u64::from(difference - least) << bits;
-                bits += count;
-                while bits >= u8::BITS {
-                    raw.push(held as u8);
-                    (held, bits) = (held >> u8::BITS, bits - u8::BITS);
-                }
+            // Raw bits are rare or many: those that have some are listed without a branch.
+            let (mut places, mut count) = ([0; CHUNK], 0);
+            for (at, symbol) in (0u16..).zip(&*chosen) {
+                places[count % CHUNK] = at;
+                count += usize::from(raw_bits[usize::from(*symbol) % SYMBOLS].count > 0);
             }
-            symbol(token) as u16
-        }));
-        if bits > 0 {
-            raw.push(held as u8);
+            raw.resize(end.bit / 8 + size_of::<u16>() * count + End::SLACK, 0);
+            for &at in &places[..count] {
+                let at = usize::from(at) % CHUNK;
+                let own = raw_bits[usize::from(chosen[at]) % SYMBOLS];
+                is_missing |= own.is_missing;
+                let bits = differences[at].wrapping_sub(own.least);
+                end.push(raw, bits.into(), own.count.into()).expect("room for all");
+            }
         }
-        if is_known { Ok(()) } else { Err(crate::encoding::stored::changed()) }
+        raw.truncate(end.bit.div_ceil(8));
+        if is_missing { Err(changed()) } else { Ok(()) }
     }
 
     /// Encodes the symbols, from the last to the first; returns the states.
     ///
-    /// Q: Why is this fast? Four divisions of four states run side by side, and whether a state
-    /// gives a word is no branch.
+    /// Q: Why is this fast? Four states are computed side by side, and whether a state gives a word
+    /// is no branch.
     fn encode_chosen(&mut self) -> [u64; STATES] {
         let mut states = [LEAST; STATES];
         let (units, last) = self.chosen.as_chunks::<UNIT>();
@@ -147,21 +197,34 @@ impl Encoder {
             count += put(own, state, &mut self.words[count]);
         }
         for unit in units.iter().rev() {
-            for (at, state) in states.iter_mut().enumerate().rev() {
-                let own = [symbol(unit[at]), symbol(unit[at + STATES])];
-                count += put(own, state, &mut self.words[count]);
-            }
+            let words = self.words[count..].first_chunk_mut().expect("room for a word a state");
+            count += put_unit(unit.map(symbol), &mut states, words);
         }
         self.words.truncate(count);
         states
     }
 }
 
+/// Adds the symbols of a unit to the states; the number of words that these gave.
+#[inline]
+fn put_unit(
+    symbols: [Symbol; UNIT],
+    states: &mut [u64; STATES],
+    words: &mut [u32; STATES],
+) -> usize {
+    let mut count = 0;
+    for (at, state) in states.iter_mut().enumerate().rev() {
+        let own = [symbols[at], symbols[at + STATES]];
+        count += put(own, state, &mut words[count % STATES]);
+    }
+    count
+}
+
 /// Adds the two symbols of a state in a unit; the number of words that it gave first, so that it
 /// does not grow too large.
 #[inline]
 fn put([first, second]: [Symbol; 2], state: &mut u64, word: &mut u32) -> usize {
-    let share = u64::from(first.frequency) * u64::from(second.frequency);
+    let share = first.frequency() * second.frequency();
     let is_large = *state >= share << (MOST_BITS - 2 * FREQUENCY_BITS);
     *word = *state as u32;
     *state = if is_large { *state >> WORD_BITS } else { *state };
@@ -260,5 +323,24 @@ mod tests {
         let mut encoder = Encoder::new(&Codebook::new(&differences));
         encoder.encode_segment(&[0, 0x3F], &[0, 0x3F], &mut Vec::new()).unwrap();
         assert!(encoder.encode_segment(&[0, 0x3F], &[1, 0x3F], &mut Vec::new()).is_err());
+    }
+
+    #[test]
+    fn multiplication_divides() {
+        let most = LEAST << WORD_BITS;
+        let near = |state: u64| [state - 1, state, state + 1];
+        for frequency in 1..=TOTAL as u16 {
+            let symbol = Symbol::new(frequency, TOTAL as u16 - frequency);
+            let (frequency, start) = (u64::from(frequency), TOTAL - u64::from(frequency));
+            let multiples = [1, 2, most / frequency / 2, most / frequency - 1];
+            let states = multiples.into_iter().flat_map(|count| near(count * frequency));
+            for state in states.chain([1, LEAST, most - 1]) {
+                let (quotient, rest) = (state / frequency, state % frequency);
+                // A state that is given a token leaves room for it.
+                if (1..most).contains(&state) && quotient < u64::MAX >> FREQUENCY_BITS {
+                    assert_eq!(symbol.add_to(state), quotient * TOTAL + rest + start);
+                }
+            }
+        }
     }
 }

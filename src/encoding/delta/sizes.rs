@@ -1,18 +1,10 @@
 //! The numbers of a `delta` tensor, and from them the length of each of its arrays and the segments
 //! of weights.
 
-use std::{borrow::Cow, ops::Range};
+use std::ops::Range;
 
-use super::{
-    codebook::{Codebook, MAX_BYTES, MIN_BYTES},
-    decode::Decoder,
-};
-use crate::{
-    Error, Result,
-    encoding::stored::{
-        CodedSizes, DecodeArrays, ReadArrays, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
-    },
-};
+use super::codebook::{MAX_BYTES, MIN_BYTES};
+use crate::{Error, Result};
 
 /// The number of the codebook among a tensor's arrays.
 pub const CODEBOOK: usize = 0;
@@ -53,8 +45,8 @@ pub struct DeltaSizes {
     base: [u8; 32],
     pub(super) elements: u64,
     segment_elements: u64,
-    codebook_bytes: u64,
-    bitstream_bytes: u64,
+    pub(super) codebook_bytes: u64,
+    pub(super) bitstream_bytes: u64,
 }
 
 impl DeltaSizes {
@@ -118,38 +110,5 @@ impl DeltaSizes {
             Error::corrupt("records", segment * RECORD_BYTES, problem)
         })?;
         Ok(start..end)
-    }
-}
-
-impl CodedSizes for DeltaSizes {
-    fn parameters(&self) -> [u64; 4] {
-        let mut parameters = self.base.as_chunks().0.iter().map(|part| u64::from_le_bytes(*part));
-        std::array::from_fn(|_| parameters.next().expect("four parts of 32 bytes"))
-    }
-
-    fn elements(&self) -> u64 {
-        self.elements
-    }
-
-    fn arrays(&self) -> Vec<(u32, u64)> {
-        vec![
-            (SECTION_CODEBOOK, self.codebook_bytes),
-            (SECTION_INDEX, RECORD_BYTES * (self.segment_count() + 1)),
-            (SECTION_BITSTREAM, self.bitstream_bytes),
-        ]
-    }
-
-    fn grain(&self) -> u64 {
-        2 * self.segment_elements
-    }
-
-    fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
-        let codebook = Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?)?;
-        Ok(Box::new(Decoder::new(*self, &codebook, arrays.base()?)))
-    }
-
-    fn verify_codebook(&self, arrays: &dyn ReadArrays<'_>) -> Result<()> {
-        let codebook: Cow<'_, [u8]> = self.read_whole(arrays, CODEBOOK)?;
-        Codebook::from_bytes(&codebook).map(drop)
     }
 }

@@ -10,45 +10,53 @@ const HIGH_BITS: u32 = 2;
 const BITS: u32 = u16::BITS;
 /// The token before a difference whose own token is not in the code.
 pub(super) const ESCAPE: u8 = (DIRECT + ((BITS - DIRECT_BITS) << HIGH_BITS)) as u8;
+/// Bits of a token.
+pub(super) const TOKEN_BITS: u32 = u8::BITS - 1;
 /// The number of tokens.
 pub(super) const TOKENS: usize = ESCAPE as usize + 1;
+
+/// All bits set, or none.
+#[inline]
+const fn ones_if(is_set: bool) -> u16 {
+    0u16.wrapping_sub(is_set as u16)
+}
 
 /// Maps weights to numbers in the order of their values: negative ones descend.
 #[inline]
 const fn order(weight: u16) -> u16 {
-    weight ^ ((weight as i16 >> 15) as u16 | 0x8000)
+    weight ^ (ones_if(weight >> 15 != 0) | 0x8000)
 }
 
 /// The weight at a place of the order.
 #[inline]
 const fn weight_at(order: u16) -> u16 {
-    order ^ (!(order as i16 >> 15) as u16 | 0x8000)
+    order ^ (ones_if(order >> 15 == 0) | 0x8000)
 }
 
 /// The difference of a weight from its base: 0, −1, 1, −2, … in the order become 0, 1, 2, 3, …
 #[inline]
 pub(super) const fn difference(base: u16, weight: u16) -> u16 {
-    let signed = order(weight).wrapping_sub(order(base)) as i16;
-    ((signed << 1) ^ (signed >> 15)) as u16
+    let signed = order(weight).wrapping_sub(order(base));
+    (signed << 1) ^ ones_if(signed >> 15 != 0)
 }
 
 /// The weight that differs from its base by this.
 #[inline]
 pub(super) const fn apply(base: u16, difference: u16) -> u16 {
-    let signed = (difference >> 1) ^ 0u16.wrapping_sub(difference & 1);
+    let signed = (difference >> 1) ^ ones_if(difference & 1 != 0);
     weight_at(order(base).wrapping_add(signed))
 }
 
-/// The token of a difference.
+/// The token of a difference. A large one and its bits are the float's exponent and mantissa, which
+/// LLVM computes for many at once.
 #[inline]
 pub(super) const fn token(difference: u16) -> u8 {
+    const DROPPED_BITS: u32 = f32::MANTISSA_DIGITS - 1 - HIGH_BITS;
+    const FIRST: u32 = (DIRECT as f32).to_bits() >> DROPPED_BITS;
+    let large =
+        DIRECT.wrapping_add(((difference as f32).to_bits() >> DROPPED_BITS).wrapping_sub(FIRST));
     let difference = difference as u32;
-    if difference < DIRECT {
-        return difference as u8;
-    }
-    let highest = difference.ilog2();
-    let high = difference >> (highest - HIGH_BITS) & ((1 << HIGH_BITS) - 1);
-    (DIRECT + ((highest - DIRECT_BITS) << HIGH_BITS) + high) as u8
+    (if difference < DIRECT { difference } else { large }) as u8
 }
 
 /// The smallest difference of a token, and the number of raw bits that are added to it.
@@ -65,10 +73,44 @@ pub(super) const fn differences_of(token: u8) -> (u16, u32) {
     (((1 << HIGH_BITS | high) << (highest - HIGH_BITS)) as u16, highest - HIGH_BITS)
 }
 
-/// Whether tokens of a byte each all stand for themselves; a bit is set where one does not.
+/// What is known of a token's differences.
+#[derive(Clone, Copy)]
+pub(super) struct Kind {
+    /// The smallest one.
+    pub(super) least: u16,
+    /// The number of raw bits that are added to it.
+    pub(super) bits: u8,
+    /// Whether there is no such token.
+    pub(super) is_none: bool,
+}
+
+/// By token, and for bytes that are none.
+pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
+    let mut kinds = [Kind { least: 0, bits: 0, is_none: true }; 1 << TOKEN_BITS];
+    let mut token = 0;
+    while token < TOKENS {
+        let (least, bits) = differences_of(token as u8);
+        kinds[token] = Kind { least, bits: bits as u8, is_none: false };
+        token += 1;
+    }
+    kinds
+};
+
+/// Tokens that [`with_raw_bits`] looks at.
+pub(super) const LOOKED_AT: usize = u64::BITS as usize;
+
+/// A bit for each of some tokens: 0 where it stands for itself.
 #[inline]
-pub(super) const fn with_raw_bits(tokens: [u8; 8]) -> u64 {
-    u64::from_le_bytes(tokens) & u64::from_le_bytes([DIRECT as u8; 8])
+pub(super) fn with_raw_bits(tokens: &[u8; LOOKED_AT]) -> u64 {
+    const ONES: u64 = u64::MAX / 0xFF;
+    /// Multiplied, the lowest bits of 8 bytes become the highest byte.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    let bits = |tokens: &[u8; 8]| {
+        let own = u64::from_le_bytes(*tokens) >> DIRECT_BITS & ONES;
+        own.wrapping_mul(GATHER) >> (u64::BITS - 8)
+    };
+    let parts = tokens.as_chunks().0.iter().enumerate();
+    parts.fold(0, |all, (at, tokens)| all | bits(tokens) << (8 * at))
 }
 
 #[cfg(test)]
@@ -94,12 +136,23 @@ mod tests {
         for value in 0..=u16::MAX {
             let (least, bits) = differences_of(token(value));
             assert!(value >= least && u32::from(value - least) < 1 << bits, "{value}");
-            assert_eq!(with_raw_bits([token(value); 8]) != 0, bits > 0);
+            let kind = KINDS[usize::from(token(value))];
+            assert_eq!((kind.least, u32::from(kind.bits), kind.is_none), (least, bits, false));
             for base in [0, 1, 0x3F80, 0x7FFF, 0x8000, 0xBF80, 0xFFFF] {
                 assert_eq!(difference(base, apply(base, value)), value);
             }
         }
         assert_eq!(differences_of(ESCAPE), (0, 16));
-        assert_eq!(with_raw_bits([ESCAPE; 8]).count_ones(), 8);
+        assert!(KINDS[TOKENS..].iter().all(|kind| kind.is_none));
+    }
+
+    #[test]
+    fn tokens_with_raw_bits_are_found() {
+        for at in 0..LOOKED_AT {
+            let mut tokens = [DIRECT as u8 - 1; LOOKED_AT];
+            assert_eq!(with_raw_bits(&tokens), 0);
+            tokens[at] = if at % 2 == 0 { DIRECT as u8 } else { ESCAPE };
+            assert_eq!(with_raw_bits(&tokens), 1 << at);
+        }
     }
 }

@@ -1,0 +1,92 @@
+//! What a model records of its base: a path relative to its own folder, or the name of a repository
+//! of the Hub. Both are hints; the hash in each tensor's record decides.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::{model::Model, opening::containers, options::OpenOptions, shard::Shard};
+use crate::Error;
+
+/// The key of the metadata that tells where the base was.
+pub(crate) const BASE: &str = "df11.base";
+
+/// What the metadata of a model say of its base.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecordedBase {
+    /// Its identity, in hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) identity: Option<String>,
+    /// Its name on the Hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) repository: Option<String>,
+    /// Its path, relative to the folder of the model or of the container, with `/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) path: Option<String>,
+}
+
+impl RecordedBase {
+    /// What the first shard of a model says.
+    pub(super) fn of(shard: &Shard) -> Self {
+        let value = shard.directory().metadata().find(|(key, _)| *key == BASE);
+        value.and_then(|(_, value)| serde_json::from_str(value).ok()).unwrap_or_default()
+    }
+
+    /// What a model says; if its first shard is not open, what that says in the same folder.
+    pub(super) fn of_model(model: &Model, options: &OpenOptions) -> Self {
+        let first = &model.shards()[0];
+        if first.directory().shard.shard_index == 0 || first.is_far {
+            return Self::of(first);
+        }
+        let folder = first.path().parent().map(containers);
+        let beside = folder.and_then(Result::ok).unwrap_or_default().into_iter();
+        let is_first = |shard: &Shard| {
+            let (own, other) = (&first.directory().shard, &shard.directory().shard);
+            other.identity == own.identity && other.shard_index == 0
+        };
+        let mut shards = beside.filter_map(|path| options.shard(&path).ok());
+        shards.find(is_first).map_or_else(Self::default, |shard| Self::of(&shard))
+    }
+
+    /// As people call it.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.repository.as_deref().or_else(|| self.path.as_deref()?.rsplit('/').next())
+    }
+
+    /// The paths at which it may be: of a model in this folder.
+    pub(super) fn places(&self, folder: Option<&Path>) -> impl Iterator<Item = PathBuf> {
+        let path = self.path.as_deref().filter(|path| is_plain(path)).map(Path::new);
+        let below = folder.zip(path).map(|(folder, path)| folder.join(path));
+        let repository = self.repository.as_deref().map(PathBuf::from);
+        below.filter(|path| path.exists()).into_iter().chain(repository)
+    }
+}
+
+/// Whether a path of the metadata leads nowhere but up and down the file system.
+fn is_plain(path: &str) -> bool {
+    let is_step = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
+    !path.contains(['\\', ':', '\0']) && Path::new(path).components().all(is_step)
+}
+
+/// Why there is no base.
+#[derive(Clone, Debug, Default)]
+pub(super) struct NoBase {
+    pub(super) recorded: RecordedBase,
+    /// What is wrong with a model that seemed to be it.
+    pub(super) problem: Option<String>,
+}
+
+impl NoBase {
+    /// The error of a tensor that needs it.
+    pub(super) fn error(&self) -> Error {
+        let name =
+            self.recorded.name().map_or("another model".to_owned(), |name| format!("{name:?}"));
+        let identity = self.recorded.identity.as_ref();
+        let identity = identity.map_or(String::new(), |identity| format!(" ({identity:.16}…)"));
+        let problem = self.problem.as_deref().unwrap_or("it is not here");
+        let what = format!("this is stored as its difference from {name}{identity}, and {problem}");
+        let remedy = "fetch that model, or name it as the base: --base in the command, base= in \
+                      Python, OpenOptions::base in Rust";
+        Error::no_base(what, remedy)
+    }
+}
