@@ -1,6 +1,8 @@
 //! Containers beyond a network: what is fetched, what is refused, and that no fault of a server
 //! gives a wrong byte.
 
+#[path = "remote/bases.rs"]
+mod bases;
 #[path = "support/container.rs"]
 mod container;
 #[path = "remote/faults.rs"]

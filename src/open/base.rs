@@ -25,6 +25,7 @@ use crate::{
     encoding::stored::ReadBase,
     format::records::ENCODING_DELTA,
     parallel,
+    paths::shown,
     source::{Source, SourceTensor, WeightsFile, hub_cache::locate},
 };
 
@@ -103,7 +104,7 @@ impl Base {
     }
 
     fn differs(&self, name: &str) -> String {
-        format!("{} has another tensor {name:?} than it has", self.path.display())
+        format!("{} has another tensor {name:?} than it has", shown(&self.path).display())
     }
 }
 
@@ -288,9 +289,9 @@ impl OpenOptions {
             return Err(NoBase { recorded, problem });
         }
         let first = model.shards().first().and_then(|shard| shard.path().parent());
-        let folder = model.folder().or(first);
+        let folder = model.root().or_else(|| first.map(Path::to_owned));
         let mut problem = None;
-        for place in recorded.places(folder) {
+        for place in recorded.places(folder.as_deref()) {
             let found = Base::open(&place, self).map_err(|error| error.to_string());
             match found.and_then(|base| base.check(model).map(|()| base)) {
                 Ok(base) => return Ok(base),

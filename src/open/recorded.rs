@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{model::Model, opening::containers, options::OpenOptions, shard::Shard};
-use crate::Error;
+use crate::{Error, paths::scheme_of, source::hub_cache::is_repository};
 
 /// The key of the metadata that tells where the base was.
 pub(crate) const BASE: &str = "df11.base";
@@ -53,13 +53,31 @@ impl RecordedBase {
         self.repository.as_deref().or_else(|| self.path.as_deref()?.rsplit('/').next())
     }
 
-    /// The paths at which it may be: of a model in this folder.
+    /// The paths at which it may be: of a model in this folder, and in the cache of the Hub.
+    /// Metadata name no other place, and none beyond a network but in the folder's own store.
     pub(super) fn places(&self, folder: Option<&Path>) -> impl Iterator<Item = PathBuf> {
         let path = self.path.as_deref().filter(|path| is_plain(path)).map(Path::new);
-        let below = folder.zip(path).map(|(folder, path)| folder.join(path));
-        let repository = self.repository.as_deref().map(PathBuf::from);
-        below.filter(|path| path.exists()).into_iter().chain(repository)
+        let near = folder.zip(path).and_then(|(folder, path)| match folder.to_str() {
+            Some(name) if scheme_of(name).is_some() => place_in_store(name, path),
+            _ => Some(folder.join(path)).filter(|path| path.exists()),
+        });
+        let repository = self.repository.as_deref().filter(|name| is_repository(name));
+        near.into_iter().chain(repository.map(PathBuf::from))
     }
+}
+
+/// A path from a folder of a store on. It stays in the bucket or on the server.
+fn place_in_store(folder: &str, path: &Path) -> Option<PathBuf> {
+    let (scheme, rest) = scheme_of(folder)?;
+    let mut parts: Vec<&str> = rest.trim_end_matches('/').split('/').collect();
+    for step in path.components() {
+        match step {
+            Component::Normal(name) => parts.push(name.to_str()?),
+            _ if parts.len() > 1 => _ = parts.pop(),
+            _ => return None,
+        }
+    }
+    Some(format!("{scheme}://{}", parts.join("/")).into())
 }
 
 /// Whether a path of the metadata leads nowhere but up and down the file system.
@@ -88,5 +106,40 @@ impl NoBase {
         let remedy = "fetch that model, or name it as the base: --base in the command, base= in \
                       Python, OpenOptions::base in Rust";
         Error::no_base(what, remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn places(path: &str, repository: &str, folder: &str) -> Vec<PathBuf> {
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        let (path, repository) = (some(path), some(repository));
+        let recorded = RecordedBase { identity: None, repository, path };
+        recorded.places(Some(Path::new(folder))).collect()
+    }
+
+    #[test]
+    fn bases_are_looked_for_in_the_store_of_the_model_and_in_the_cache() {
+        for (path, folder, found) in [
+            ("../base", "s3://bucket/models/tune", "s3://bucket/models/base"),
+            ("../base.df11", "https://host/tune/", "https://host/base.df11"),
+            ("base", "hf://org/tune", "hf://org/tune/base"),
+        ] {
+            assert_eq!(places(path, "", folder), [PathBuf::from(found)], "{path}");
+        }
+        assert_eq!(places("", "org/name", "s3://bucket/tune"), [PathBuf::from("org/name")]);
+    }
+
+    #[test]
+    fn metadata_lead_to_no_other_place() {
+        let none: [PathBuf; 0] = [];
+        for path in ["../../base", "/base", "s3://other/base", "..\\base", "a\0b"] {
+            assert_eq!(places(path, "", "s3://bucket/tune"), none, "{path}");
+        }
+        for name in ["s3://bucket/base", "http://host/base", "../base", "/base", "a/b/c"] {
+            assert_eq!(places("", name, "s3://bucket/tune"), none, "{name}");
+        }
     }
 }

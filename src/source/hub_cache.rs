@@ -116,7 +116,7 @@ fn folder(get: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
 }
 
 /// Whether text reads as the name of a repository.
-fn is_repository(name: &str) -> bool {
+pub(crate) fn is_repository(name: &str) -> bool {
     let is_word = |part: &str| {
         let is_known = |char: char| char.is_ascii_alphanumeric() || "-_.".contains(char);
         !part.is_empty()

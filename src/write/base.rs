@@ -15,8 +15,11 @@ use crate::{
     format::Coded,
     open::{BASE, Base, BaseTensor, RecordedBase},
     parallel,
-    paths::is_container,
-    source::{SourceTensor, hub_cache::locate},
+    paths::{is_container, scheme_of, shown_name},
+    source::{
+        SourceTensor,
+        hub_cache::{is_repository, locate},
+    },
     temporary::parent_of,
 };
 
@@ -81,15 +84,33 @@ pub(super) fn measure(
 
 /// The entry of the metadata that tells where a base is, for this output.
 pub(super) fn recorded(path: &Path, base: &Base, out: &Path) -> Result<(String, String)> {
-    let place = locate(path)?;
-    let path = match place.repository {
-        Some(_) => None,
-        None => relative(&place.path, out),
-    };
     let identity = base.identity().map(|identity| identity.to_hex().to_string());
-    let recorded = RecordedBase { identity, repository: place.repository, path };
+    let (repository, path) = hints(path, out)?;
+    let recorded = RecordedBase { identity, repository, path };
     let json = serde_json::to_string(&recorded).expect("text can be written");
     Ok((BASE.to_owned(), json))
+}
+
+/// The repository or the path of a base.
+fn hints(path: &Path, out: &Path) -> Result<(Option<String>, Option<String>)> {
+    if let Some(name) = path.to_str().filter(|name| scheme_of(name).is_some()) {
+        return Ok(named(name));
+    }
+    let place = locate(path)?;
+    let path = place.repository.is_none().then(|| relative(&place.path, out)).flatten();
+    Ok((place.repository, path))
+}
+
+/// The repository of a base that has the name of a store, if it is one of the Hub, or the last part
+/// of its name: readers ask no store for it that they do not know.
+fn named(name: &str) -> (Option<String>, Option<String>) {
+    let name = shown_name(name);
+    let (scheme, rest) = scheme_of(&name).unwrap_or(("", &name));
+    let rest = rest.trim_end_matches('/');
+    if scheme.eq_ignore_ascii_case("hf") && is_repository(rest) {
+        return (Some(rest.to_owned()), None);
+    }
+    (None, rest.rsplit('/').next().map(str::to_owned))
 }
 
 /// The path from the folder of an output to a base; the base's name alone if they lie far apart.
@@ -123,6 +144,15 @@ pub(super) fn check_single(base: Option<&PathBuf>, models: usize) -> Result<()> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_stores_are_not_recorded() {
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(named("hf://org/name"), (text("org/name"), None));
+        assert_eq!(named("hf://org/name@main/base"), (None, text("base")));
+        assert_eq!(named("https://me:secret@host/a/base.df11?key=1"), (None, text("base.df11")));
+        assert_eq!(named("s3://bucket/models/base/"), (None, text("base")));
+    }
 
     #[test]
     fn paths_lead_from_the_output_to_the_base() {

@@ -291,7 +291,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_weights_come_back(pairs in prop::collection::vec((any::<u16>(), any::<u16>()), 1..3000)) {
+        fn any_weights_come_back(
+            pairs in prop::collection::vec((any::<u16>(), any::<u16>()), 1..3000),
+        ) {
             let (base, weights): (Vec<u16>, Vec<u16>) = pairs.into_iter().unzip();
             comes_back(&base, &weights);
         }
