@@ -4,6 +4,7 @@ mod added;
 mod ahead;
 mod base;
 pub(crate) mod beside;
+mod chunks;
 mod decoder;
 mod far;
 #[cfg(feature = "remote")]

@@ -7,13 +7,8 @@ use std::{
     fmt,
     ops::Range,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
 };
-
-use rayon::prelude::*;
 
 use super::kept::KeptChunks;
 use crate::{
@@ -43,7 +38,7 @@ pub struct Shard {
     /// Where each chunk lies in the container, in the order of the directory's checksums.
     pub(super) chunks: Vec<Range<u64>>,
     /// A bit for each chunk whose checksum was found right.
-    checked: Vec<AtomicU64>,
+    pub(super) checked: Vec<AtomicU64>,
     pub(super) locks: Vec<Mutex<()>>,
     /// The chunks that came last over a network, checked.
     pub(super) kept: Arc<KeptChunks>,
@@ -303,69 +298,6 @@ impl Shard {
             self.accept_checksum(chunk, crc32fast::hash(&scratch[part(&self.chunks[chunk])]))?;
         }
         Ok(part(place))
-    }
-
-    /// The chunks that bytes of one section touch.
-    pub(super) fn chunks_of(&self, place: &Range<u64>) -> impl Iterator<Item = usize> + use<'_> {
-        let first = self.chunks.partition_point(|chunk| chunk.end <= place.start);
-        let end = place.end;
-        let chunks = self.chunks[first..].iter().take_while(move |chunk| chunk.start < end);
-        (first..).zip(chunks).map(|(index, _)| index)
-    }
-
-    /// Chunks of `place` that were not checked yet, from beyond a network all: they come anew each
-    /// time. None if checksums are of no interest.
-    pub(super) fn unchecked_chunks(
-        &self,
-        place: &Range<u64>,
-    ) -> impl Iterator<Item = usize> + use<'_> {
-        let chunks = self.check_checksums.then(|| self.chunks_of(place));
-        chunks.into_iter().flatten().filter(|&chunk| self.is_far || !self.is_checked(chunk))
-    }
-
-    pub(super) fn is_checked(&self, chunk: usize) -> bool {
-        self.checked[chunk / 64].load(Ordering::Acquire) >> (chunk % 64) & 1 == 1
-    }
-
-    /// Checks the chunks that bytes of one section touch, and that were not checked yet.
-    fn check(&self, place: &Range<u64>) -> Result<()> {
-        self.unchecked_chunks(place).try_for_each(|chunk| self.check_chunk(chunk))
-    }
-
-    /// Checks the chunks of an array that were not checked yet.
-    pub(crate) fn check_array(&self, array: usize) -> Result<()> {
-        self.check(&self.place_of(array))
-    }
-
-    /// Checks one chunk, unless another thread did so meanwhile.
-    pub(super) fn check_chunk(&self, chunk: usize) -> Result<()> {
-        let _lock = parallel::lock(&self.locks[chunk % LOCKS]);
-        if self.is_checked(chunk) { Ok(()) } else { self.check_again(chunk).map(drop) }
-    }
-
-    /// Checks one chunk, whatever was checked before; its length in bytes.
-    fn check_again(&self, chunk: usize) -> Result<u64> {
-        let bytes = self.read_unchecked(self.chunks[chunk].clone())?;
-        self.accept_checksum(chunk, crc32fast::hash(&bytes))?;
-        Ok(bytes.len() as u64)
-    }
-
-    /// Checks every chunk again, in parallel.
-    pub(super) fn check_all_chunks(&self, done: &(dyn Fn(u64) -> Result<()> + Sync)) -> Result<()> {
-        let _ahead = self.expect_chunks();
-        let chunks = (0..self.chunks.len()).par_bridge();
-        chunks.try_for_each(|chunk| done(self.check_again(chunk)?))
-    }
-
-    /// Compares the checksum of a chunk's bytes, and remembers that it is right.
-    pub(super) fn accept_checksum(&self, chunk: usize, checksum: u32) -> Result<()> {
-        if checksum != self.directory.checksums[chunk].get() {
-            let problem = "the checksum of the 1 MiB from here on does not match; the file is \
-            damaged, fetch it again";
-            return Err(self.corrupt(self.chunks[chunk].start, problem));
-        }
-        self.checked[chunk / 64].fetch_or(1 << (chunk % 64), Ordering::Release);
-        Ok(())
     }
 }
 

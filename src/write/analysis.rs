@@ -21,15 +21,11 @@ use super::{
     fingerprint::fingerprint,
     input::Weights,
     options::Layout,
+    pieces::{PieceWork, SourcePiece, batches, piece_bytes, pieces, work},
 };
 use crate::{
-    Dtype, Error, Result,
-    encoding::{
-        delta::{Differences, segment_elements},
-        gap::GapGeometry,
-        tile::PairHistogram,
-    },
-    float::is_coded,
+    Error, Result,
+    encoding::{delta::Differences, tile::PairHistogram},
     huffman::Histogram,
     open::{Base, hash},
     parallel,
@@ -37,17 +33,9 @@ use crate::{
     source::SourceTensor,
 };
 
-/// Bytes that are read, counted and hashed in one go; small enough for the second-level cache.
-const PIECE_BYTES: u64 = 256 << 10;
-
 /// A tensor is a difference from its base only if this saves a share of 1 / this, so that a model
 /// does not need a second one for next to nothing.
 const LEAST_GAIN: u64 = 16;
-
-/// Bytes of the smallest tensor that is coded. Smaller ones are stored raw: norms and biases would
-/// save a few KiB each, and on a GPU one warp would decode such a tensor for longer than all others
-/// take for the matrices of the block.
-pub const MIN_CODED_BYTES: u64 = 32 << 10;
 
 /// Result of the first pass over a weights file.
 #[derive(Debug)]
@@ -66,46 +54,6 @@ pub(super) struct TensorAnalysis {
     pub(super) fingerprint: u64,
     /// How it would be coded; `None` if it is stored raw whatever comes out.
     pub(super) coding: Option<Coding>,
-}
-
-/// Part of a tensor that lies in the current batch.
-#[derive(Clone)]
-struct SourcePiece {
-    tensor: usize,
-    /// Its bytes in its tensor.
-    range: Range<u64>,
-    /// Where it starts in the file, in bytes.
-    offset: u64,
-    work: PieceWork,
-}
-
-impl SourcePiece {
-    fn length(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-}
-
-/// The work on a piece, except for hashing.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PieceWork {
-    /// Nothing.
-    None,
-    /// Count its exponents.
-    Exponents(GapGeometry),
-    /// It is a whole tensor: count pairs, and measure strips.
-    Whole,
-    /// Count its pairs. Other tensors are in other batches, since the counts of all pieces of a
-    /// batch become one.
-    Pairs,
-    /// Count its differences from the base, in batches of its own too.
-    Differences,
-}
-
-impl PieceWork {
-    /// Whether a batch has pieces of one tensor only.
-    const fn is_alone(self) -> bool {
-        matches!(self, Self::Pairs | Self::Differences)
-    }
 }
 
 /// Findings on a piece.
@@ -171,72 +119,6 @@ pub(super) fn assume(file: &Weights, layout: Layout, exponent_bits: f64) -> Resu
     });
     let hash = *blake3::hash(file.file.path.as_bytes()).as_bytes();
     Ok(FileAnalysis { hash, tensors: tensors.collect::<Result<_>>()? })
-}
-
-/// Consecutive pieces for all threads; tensors are contiguous in their file, and so is a batch.
-fn batches(
-    pieces: impl Iterator<Item = SourcePiece>,
-    threads: u64,
-) -> impl Iterator<Item = Vec<SourcePiece>> {
-    let mut pieces = pieces.peekable();
-    std::iter::from_fn(move || {
-        let first = pieces.next()?;
-        let each = match first.work {
-            _ if threads == 1 => PIECE_BYTES,
-            // Each thread is to have a tensor.
-            PieceWork::Whole => coding::WHOLE_BYTES,
-            _ => first.length().max(4 * PIECE_BYTES),
-        };
-        let (tensor, work) = (first.tensor, first.work);
-        let shared = |piece: &SourcePiece| !piece.work.is_alone() && !work.is_alone();
-        let end = first.offset + each * threads;
-        let mut batch = vec![first];
-        while let Some(piece) = pieces.next_if(|piece| {
-            piece.offset + piece.length() <= end && (piece.tensor == tensor || shared(piece))
-        }) {
-            batch.push(piece);
-        }
-        Some(batch)
-    })
-}
-
-/// The work on a tensor.
-fn work(layout: Layout, base: Option<&Base>, tensor: &SourceTensor) -> PieceWork {
-    match layout {
-        _ if tensor.length < MIN_CODED_BYTES => PieceWork::None,
-        Layout::Raw => PieceWork::None,
-        _ if base_of(base, tensor).is_some() => PieceWork::Differences,
-        Layout::Gap(geometry) if tensor.dtype == Dtype::BF16 => PieceWork::Exponents(geometry),
-        _ if !is_coded(tensor.dtype) => PieceWork::None,
-        _ if tensor.length <= coding::WHOLE_BYTES => PieceWork::Whole,
-        _ => PieceWork::Pairs,
-    }
-}
-
-/// Bytes of a tensor's pieces, except for the last one: whole grains of where they are read from.
-fn piece_bytes(file: &Weights<'_>, tensor: usize, work: PieceWork) -> u64 {
-    if work == PieceWork::Differences {
-        return 2 * segment_elements(&file.file.tensors[tensor].shape);
-    }
-    let grain = file.grain(tensor);
-    (PIECE_BYTES / grain * grain).max(grain)
-}
-
-/// All pieces of a file, in its order.
-fn pieces(
-    file: &Weights<'_>,
-    layout: Layout,
-    base: Option<&Base>,
-) -> impl Iterator<Item = SourcePiece> {
-    file.file.tensors.iter().enumerate().flat_map(move |(index, tensor)| {
-        let work = work(layout, base, tensor);
-        let is_whole = work == PieceWork::Whole;
-        let most = if is_whole { tensor.length } else { piece_bytes(file, index, work) };
-        parallel::cut(0..tensor.length, most, 1).map(move |range| {
-            let offset = tensor.offset + range.start;
-            SourcePiece { tensor: index, range, offset, work }
-        })
-    })
 }
 
 struct Pass<'a> {

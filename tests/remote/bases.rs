@@ -26,7 +26,7 @@ fn served() -> (tempfile::TempDir, Server) {
     items[0].data.chunks_mut(34).for_each(|part| part[0] ^= 1);
     write(&path("tune-files"), &items);
     let into = |from: &str, out: &str, options: &CompressOptions| -> Report {
-        compress(&Source::open(path(from)).unwrap(), &path(out), options, &()).unwrap()
+        compress(&Source::open(&path(from)).unwrap(), &path(out), options, &()).unwrap()
     };
     into("files", "m/base", &CompressOptions::new());
     let report = into("tune-files", "m/tune", &CompressOptions::new().base(path("m/base")));
@@ -57,7 +57,7 @@ fn a_base_in_a_store_serves_a_fine_tune_on_a_disk() {
     assert_eq!(error.unchecked.len(), 1);
     check(tune.to_str().unwrap(), &patient().base(server.url("m/base")));
     // The other way round, and a fine-tune that is compressed against a base in a store.
-    let source = Source::open(folder.path().join("tune-files")).unwrap();
+    let source = Source::open(&folder.path().join("tune-files")).unwrap();
     let options = CompressOptions::new().base(server.url("m/base"));
     let out = folder.path().join("new.df11");
     assert_eq!(compress(&source, &out, &options, &()).unwrap().delta_tensors, 1);

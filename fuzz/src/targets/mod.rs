@@ -1,6 +1,7 @@
 //! The targets: each runs one input, and panics if its property does not hold.
 
 pub mod decode_vs_reference;
+pub mod deltas_vs_reference;
 pub mod import_raw;
 pub mod import_structured;
 pub mod open_raw;
