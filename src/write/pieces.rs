@@ -1,5 +1,4 @@
-//! The pieces of a file's tensors, the work of the first pass on each, and the batches in which they
-//! are read.
+//! Pieces of tensors, the work of the first pass on each, and the batches in which they are read.
 
 use std::ops::Range;
 
