@@ -11,19 +11,19 @@ deviation is this share of the matrix's own; *steps* does so 30 times, each time
 divided by the root of 30, and rounds to BF16 after each, as an optimizer on BF16 weights does.
 
 For each fine-tune it prints the bits per weight of the arrays, the entropy of the differences given
-the exponent of the base (a bound for codes with these contexts), and the rates of both directions
-with one thread, in MB of BF16 per second. What was made is restored and compared. DIR should lie
-outside the repository.
+the exponent of the base (a bound for codes with these contexts), and the best rates of three runs
+of both directions with one thread, in MB of BF16 per second of CPU time. What was made is restored
+and compared. DIR should lie outside the repository.
 """
 
 import argparse
 import filecmp
 import json
 import pathlib
+import resource
 import struct
 import subprocess
 import sys
-import time
 
 import ml_dtypes
 import numpy
@@ -101,11 +101,21 @@ def write(path: pathlib.Path, tensors: Arrays) -> None:
             file.write(values.tobytes())
 
 
-def timed(*command: object) -> tuple[bytes, float]:
-    """What a command answers, and its seconds."""
-    begin = time.perf_counter()
-    done = subprocess.run([str(part) for part in command], check=True, capture_output=True)
-    return done.stdout, time.perf_counter() - begin
+def spent() -> float:
+    """Seconds of CPU time of all commands that have ended, of user and system."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def timed(out: pathlib.Path, *command: object) -> tuple[bytes, float]:
+    """What a command that writes `out` answers, and its least CPU time of three runs."""
+    seconds = []
+    for _ in range(3):
+        out.unlink(missing_ok=True)
+        begin = spent()
+        done = subprocess.run([str(part) for part in command], check=True, capture_output=True)
+        seconds.append(spent() - begin)
+    return done.stdout, min(seconds)
 
 
 def main() -> int:
@@ -129,10 +139,9 @@ def main() -> int:
     for kind, share, steps in kinds:
         tensors = tuned(base, share, steps)
         write(tune, tensors)
-        packed.unlink(missing_ok=True), back.unlink(missing_ok=True)
         pack = (df11, "compress", tune, "--base", place, "-o", packed, "--no-verify", "--json")
-        answer, packing = timed(*pack, *one)
-        _, restoring = timed(df11, "decompress", packed, "-o", back, *one)
+        answer, packing = timed(packed, *pack, *one)
+        _, restoring = timed(back, df11, "decompress", packed, "-o", back, *one)
         if not filecmp.cmp(tune, back, shallow=False):
             raise RuntimeError(f"{kind} {share} is not restored")
         report, size = json.loads(answer), tune.stat().st_size / 1e6

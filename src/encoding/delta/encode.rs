@@ -32,6 +32,7 @@ const MOST_BITS: u32 = LEAST.trailing_zeros() + WORD_BITS;
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
     reciprocal: u64,
+    frequency: u16,
     /// The frequency of all tokens but this.
     complement: u16,
     /// The sum of the frequencies of tokens before.
@@ -47,15 +48,23 @@ impl Symbol {
         let complement = TOTAL as u16 - frequency;
         if frequency == 1 {
             // The reciprocal would need a bit more. Quotients are less by one, which the bias adds.
-            return Self { reciprocal: u64::MAX, complement, bias: start + complement, shift: 0 };
+            return Self {
+                reciprocal: u64::MAX,
+                frequency,
+                complement,
+                bias: start + complement,
+                shift: 0,
+            };
         }
         let shift = (frequency - 1).ilog2();
         let reciprocal = (1u128 << (u64::BITS + shift)).div_ceil(frequency as u128);
-        Self { reciprocal: reciprocal as u64, complement, bias: start, shift: shift as u8 }
-    }
-
-    const fn frequency(self) -> u64 {
-        TOTAL - self.complement as u64
+        Self {
+            reciprocal: reciprocal as u64,
+            frequency,
+            complement,
+            bias: start,
+            shift: shift as u8,
+        }
     }
 
     /// The state from which decoding takes this token and the state before.
@@ -104,7 +113,8 @@ pub struct Encoder {
     /// Tokens that a context lacks have the symbol of its escape.
     symbols: Box<[Symbol; SYMBOLS]>,
     raw_bits: Box<[RawBits; SYMBOLS]>,
-    /// Of the segment that is encoded: the symbol of each weight, and words, the last one first.
+    /// Of the segment that is encoded: the symbol of each weight, and room for words, of which the
+    /// last one comes first.
     chosen: Vec<u16>,
     words: Vec<u32>,
     raw: Vec<u8>,
@@ -129,14 +139,15 @@ impl Encoder {
     pub fn encode_segment(&mut self, base: &[u8], weights: &[u8], out: &mut Vec<u8>) -> Result<()> {
         assert_eq!(base.len(), weights.len(), "as many weights as the base has");
         self.choose(base, weights)?;
-        let states = self.encode_chosen();
+        let (states, count) = self.encode_chosen();
+        let given = &self.words[..count];
         let start = out.len();
-        out.extend((self.words.len() as u32).to_le_bytes());
+        out.extend((count as u32).to_le_bytes());
         out.extend(states.iter().flat_map(|state| state.to_le_bytes()));
         let words = out.len();
-        out.resize(words + size_of::<u32>() * self.words.len(), 0);
+        out.resize(words + size_of::<u32>() * count, 0);
         let places = out[words..].as_chunks_mut().0.iter_mut();
-        places.zip(self.words.iter().rev()).for_each(|(to, word)| *to = word.to_le_bytes());
+        places.zip(given.iter().rev()).for_each(|(to, word)| *to = word.to_le_bytes());
         out.extend(&self.raw);
         out.resize(start + (out.len() - start).next_multiple_of(SEGMENT_ALIGNMENT as usize), 0);
         Ok(())
@@ -146,7 +157,6 @@ impl Encoder {
     fn choose(&mut self, base: &[u8], weights: &[u8]) -> Result<()> {
         let Self { codebook, raw_bits, chosen, raw, .. } = self;
         let (top, last) = (codebook.top(), codebook.last());
-        chosen.clear();
         chosen.resize(weights.len() / 2, 0);
         let (mut end, mut is_missing) = (End::default(), false);
         let pairs = base.chunks(2 * CHUNK).zip(weights.chunks(2 * CHUNK));
@@ -180,11 +190,12 @@ impl Encoder {
         if is_missing { Err(changed()) } else { Ok(()) }
     }
 
-    /// Encodes the symbols, from the last to the first; returns the states.
+    /// Encodes the symbols, from the last to the first; returns the states, and how many words they
+    /// gave.
     ///
     /// Q: Why is this fast? Four states are computed side by side, and whether a state gives a word
     /// is no branch.
-    fn encode_chosen(&mut self) -> [u64; STATES] {
+    fn encode_chosen(&mut self) -> ([u64; STATES], usize) {
         let mut states = [LEAST; STATES];
         let (units, last) = self.chosen.as_chunks::<UNIT>();
         // A state gives at most a word in a unit.
@@ -198,23 +209,23 @@ impl Encoder {
         }
         for unit in units.iter().rev() {
             let words = self.words[count..].first_chunk_mut().expect("room for a word a state");
-            count += put_unit(unit.map(symbol), &mut states, words);
+            count += put_unit(&self.symbols, unit, &mut states, words);
         }
-        self.words.truncate(count);
-        states
+        (states, count)
     }
 }
 
 /// Adds the symbols of a unit to the states; the number of words that these gave.
 #[inline]
 fn put_unit(
-    symbols: [Symbol; UNIT],
+    symbols: &[Symbol; SYMBOLS],
+    chosen: &[u16; UNIT],
     states: &mut [u64; STATES],
     words: &mut [u32; STATES],
 ) -> usize {
     let mut count = 0;
     for (at, state) in states.iter_mut().enumerate().rev() {
-        let own = [symbols[at], symbols[at + STATES]];
+        let own = [at, at + STATES].map(|at| symbols[usize::from(chosen[at]) % SYMBOLS]);
         count += put(own, state, &mut words[count % STATES]);
     }
     count
@@ -224,7 +235,7 @@ fn put_unit(
 /// does not grow too large.
 #[inline]
 fn put([first, second]: [Symbol; 2], state: &mut u64, word: &mut u32) -> usize {
-    let share = first.frequency() * second.frequency();
+    let share = u64::from(first.frequency) * u64::from(second.frequency);
     let is_large = *state >= share << (MOST_BITS - 2 * FREQUENCY_BITS);
     *word = *state as u32;
     *state = if is_large { *state >> WORD_BITS } else { *state };
