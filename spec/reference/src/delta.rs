@@ -56,7 +56,7 @@ fn order(weight: u16) -> u16 {
 
 /// The weight of a base and a difference (*Differences*).
 fn weight(base: u16, z: u16) -> u16 {
-    let d = if z % 2 == 0 { z / 2 } else { (z / 2 + 1).wrapping_neg() };
+    let d = if z.is_multiple_of(2) { z / 2 } else { (z / 2 + 1).wrapping_neg() };
     let sum = order(base).wrapping_add(d);
     if sum < 0x8000 { !sum } else { sum ^ 0x8000 }
 }
@@ -67,7 +67,7 @@ fn difference(token: u8, raw: &[u8], bit: &mut u64) -> Result<u16> {
         token @ 0..64 => (token, 0),
         token @ 64..104 => {
             let n = (token - 64) / 4 + 6;
-            ((1 << n) + ((token - 64) % 4 << (n - 2)), n - 2)
+            ((1 << n) + (((token - 64) % 4) << (n - 2)), n - 2)
         }
         _ => (0, 16),
     };

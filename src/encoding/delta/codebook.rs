@@ -251,7 +251,9 @@ mod tests {
 
     fn counts(pairs: &[(usize, u64)]) -> [u64; TOKENS] {
         let mut counts = [0; TOKENS];
-        pairs.iter().for_each(|&(token, count)| counts[token] = count);
+        for &(token, count) in pairs {
+            counts[token] = count;
+        }
         counts
     }
 
