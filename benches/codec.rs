@@ -6,9 +6,11 @@ use criterion::{
     BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
     measurement::WallTime,
 };
+use df11::half::bf16;
+use df11::hazmat::delta::{self, Codebook, Differences, Encoder, WithBase, segment_elements};
 use df11::hazmat::gap::{self, GapGeometry, PortionEncoder, PortionInput, PortionOutput};
 use df11::hazmat::huffman::{Histogram, read_codebook};
-use df11::hazmat::stored::{CodedSizes, EncodedTensor, Scratch};
+use df11::hazmat::stored::{CodedSizes, EncodedTensor, ReadArrays, Scratch};
 use df11::hazmat::tile;
 
 #[path = "support/normal.rs"]
@@ -27,6 +29,45 @@ fn codec(criterion: &mut Criterion) {
         bench(criterion, name, weights);
         bench_tile(criterion, name, weights);
     }
+    bench_delta(criterion, &sets[0].1);
+}
+
+/// Differences of fine-tunes from a base.
+fn bench_delta(criterion: &mut Criterion, base: &[u8]) {
+    let mut group = criterion.benchmark_group("delta");
+    group.throughput(Throughput::Bytes(base.len() as u64)).sample_size(20);
+    let shape = [ROWS as u64, COLUMNS as u64];
+    for (name, size) in [("dense 1e-3", 2e-5), ("dense 1e-2", 2e-4), ("dense 1e-1", 2e-3)] {
+        let weights = changed(base, size);
+        let mut differences = Differences::default();
+        differences.add(base, &weights);
+        group.bench_function(BenchmarkId::new("count", name), |bencher| {
+            bencher.iter(|| Differences::default().add(black_box(base), &weights));
+        });
+        let mut encoder = Encoder::new(&Codebook::new(&differences));
+        let (each, mut output) = (2 * segment_elements(&shape) as usize, Vec::new());
+        group.bench_function(BenchmarkId::new("encode", name), |bencher| {
+            bencher.iter(|| {
+                for (base, weights) in base.chunks(each).zip(weights.chunks(each)) {
+                    output.clear();
+                    encoder.encode_segment(base, weights, &mut output).expect("it encodes");
+                }
+            });
+        });
+        let tensor = delta::encode_tensor(base, &weights, &shape).expect("the weights encode");
+        let arrays = WithBase { arrays: tensor.views(), base };
+        bench_decoding(&mut group, name, &tensor.sizes, &arrays, &weights);
+    }
+}
+
+/// Weights that differ from these by normal amounts of this deviation.
+fn changed(base: &[u8], size: f32) -> Vec<u8> {
+    let mut random = normal::Random(2);
+    let change = |bytes: &[u8; 2]| {
+        let weight = bf16::from_le_bytes(*bytes).to_f32() + size * random.normal_pair().0;
+        bf16::from_f32(weight).to_le_bytes()
+    };
+    base.as_chunks().0.iter().flat_map(change).collect()
 }
 
 fn bench_tile(criterion: &mut Criterion, name: &str, weights: &[u8]) {
@@ -84,18 +125,31 @@ fn bench_reading<S: CodedSizes, const N: usize>(
     weights: &[u8],
 ) {
     let arrays = tensor.views();
+    bench_decoding(group, name, &tensor.sizes, &arrays, weights);
     let decoder = tensor.sizes.prepare(&arrays).expect("the codebook is valid");
     let (all, mut scratch) = (0..weights.len() as u64 / 2, Scratch::default());
+    group.bench_function(BenchmarkId::new("verify", name), |bencher| {
+        bencher.iter(|| decoder.verify(&arrays, all.clone(), &mut scratch).expect("it is valid"));
+    });
+}
+
+/// Decodes all of a tensor.
+fn bench_decoding(
+    group: &mut BenchmarkGroup<'_, WallTime>,
+    name: &str,
+    sizes: &impl CodedSizes,
+    arrays: &dyn ReadArrays<'_>,
+    weights: &[u8],
+) {
+    let decoder = sizes.prepare(arrays).expect("the codebook is valid");
+    let (all, mut scratch) = (0..weights.len() as u64 / 2, Scratch::default());
     let mut output = vec![0; weights.len()];
-    decoder.decode(&arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
+    decoder.decode(arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
     assert!(output == weights);
     group.bench_function(BenchmarkId::new("decode", name), |bencher| {
         bencher.iter(|| {
-            decoder.decode(&arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
+            decoder.decode(arrays, all.clone(), &mut scratch, &mut output).expect("it decodes");
         });
-    });
-    group.bench_function(BenchmarkId::new("verify", name), |bencher| {
-        bencher.iter(|| decoder.verify(&arrays, all.clone(), &mut scratch).expect("it is valid"));
     });
 }
 

@@ -38,7 +38,7 @@ pub use opening::{Models, is_compressed, open};
 pub(crate) use opening::{list_of_components, listed_components};
 pub use options::OpenOptions;
 pub(crate) use original::{FilePieces, OriginalFile, hash};
-pub(crate) use recorded::{BASE, RecordedBase};
+pub(crate) use recorded::{BASE, MAX_UPS, RecordedBase};
 pub use shard::Shard;
 #[cfg(feature = "cudarc")]
 pub(crate) use slice::{Rect, Slice};

@@ -11,6 +11,10 @@ use crate::{Error, paths::scheme_of, source::hub_cache::is_repository};
 /// The key of the metadata that tells where the base was.
 pub(crate) const BASE: &str = "df11.base";
 
+/// The most folders that a path leads up: further up it would hold on no other machine, and might
+/// lead anywhere.
+pub(crate) const MAX_UPS: usize = 2;
+
 /// What the metadata of a model say of its base.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecordedBase {
@@ -80,10 +84,15 @@ fn place_in_store(folder: &str, path: &Path) -> Option<PathBuf> {
     Some(format!("{scheme}://{}", parts.join("/")).into())
 }
 
-/// Whether a path of the metadata leads nowhere but up and down the file system.
+/// Whether a path of the metadata leads to a name nearby: below the model's folder, or beside it.
 fn is_plain(path: &str) -> bool {
-    let is_step = |part: Component<'_>| matches!(part, Component::Normal(_) | Component::ParentDir);
-    !path.contains(['\\', ':', '\0']) && Path::new(path).components().all(is_step)
+    let steps = || Path::new(path).components();
+    let is_up = |step: &Component<'_>| *step == Component::ParentDir;
+    let is_name = |step: &Component<'_>| matches!(step, Component::Normal(_));
+    !path.contains(['\\', ':', '\0'])
+        && steps().all(|step| is_name(&step) || is_up(&step))
+        && steps().next_back().is_some_and(|step| is_name(&step))
+        && steps().filter(is_up).count() <= MAX_UPS
 }
 
 /// Why there is no base.
@@ -135,11 +144,25 @@ mod tests {
     #[test]
     fn metadata_lead_to_no_other_place() {
         let none: [PathBuf; 0] = [];
-        for path in ["../../base", "/base", "s3://other/base", "..\\base", "a\0b"] {
+        for path in [
+            "../../base",
+            "..",
+            "base/..",
+            "../../../base",
+            "/base",
+            "s3://other/base",
+            "..\\base",
+            "a\0b",
+        ] {
             assert_eq!(places(path, "", "s3://bucket/tune"), none, "{path}");
         }
         for name in ["s3://bucket/base", "http://host/base", "../base", "/base", "a/b/c"] {
             assert_eq!(places("", name, "s3://bucket/tune"), none, "{name}");
         }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(folder.path().join("a/b/c/d")).unwrap();
+        let found = |path, at| places(path, "", folder.path().join(at).to_str().unwrap()).len();
+        assert_eq!((found("../../a", "a/b"), found("..", "a/b")), (1, 0));
+        assert_eq!((found("../../../a", "a/b/c"), found("../../b", "a/b/c")), (0, 1));
     }
 }

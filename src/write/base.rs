@@ -13,7 +13,7 @@ use crate::{
     encoding::delta::{Codebook, DeltaSizes, Differences, Encoder, segment_elements},
     encoding::stored::ReadBase,
     format::Coded,
-    open::{BASE, Base, BaseTensor, RecordedBase},
+    open::{BASE, Base, BaseTensor, MAX_UPS, RecordedBase},
     parallel,
     paths::{is_container, scheme_of, shown_name},
     source::{
@@ -22,10 +22,6 @@ use crate::{
     },
     temporary::parent_of,
 };
-
-/// A relative path that leads up more folders than this is not recorded: it would hold on no other
-/// machine.
-const MAX_UPS: usize = 2;
 
 /// The base's tensor from which this one may be a difference.
 pub(super) fn base_of<'b>(base: Option<&'b Base>, tensor: &SourceTensor) -> Option<BaseTensor<'b>> {
@@ -121,7 +117,8 @@ fn relative(base: &Path, out: &Path) -> Option<String> {
     let shared = base.components().zip(folder.components()).take_while(|(a, b)| a == b).count();
     let ups = folder.components().count() - shared;
     let name = base.file_name()?.to_str()?.to_owned();
-    let is_far = shared == 0 || ups > MAX_UPS;
+    let is_around = shared == base.components().count();
+    let is_far = shared == 0 || ups > MAX_UPS || is_around;
     if is_far {
         return Some(name);
     }
@@ -166,5 +163,6 @@ mod tests {
         assert_eq!(found("tune.df11").as_deref(), Some("base"));
         assert_eq!(found("a/tune").as_deref(), Some("../../base"));
         assert_eq!(found("a/b/c/d/tune").as_deref(), Some("base"));
+        assert_eq!(found("base/tune").as_deref(), Some("base"));
     }
 }
