@@ -364,6 +364,7 @@ impl<'m> ReadArrays<'m> for WithBase<'m> {
     }
 }
 
+#[doc(hidden)]
 impl ReadBase for &[u8] {
     fn read(&self, elements: Range<u64>, out: &mut [u8]) -> Result<()> {
         let bytes = self.get(2 * elements.start as usize..2 * elements.end as usize);
