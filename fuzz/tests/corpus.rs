@@ -66,6 +66,7 @@ macro_rules! replay {
 
 replay! {
     decode_vs_reference: 124,
+    deltas_vs_reference: 78,
     import_raw: 263,
     import_structured: 440,
     open_raw: 56,
