@@ -513,7 +513,8 @@ struct FewTelling {
         release(ring.table_full(piece_number), lane);
     }
     template <class Work>
-    __device__ void tell(const Work& work, const FewRing<Work>& ring, FewPieces<Work>& pieces, bool exists) {
+    __device__ void tell(const Work& work, const FewRing<Work>& ring, FewPieces<Work>& pieces,
+                         bool exists) {
         // The first loads start while barriers are initialised, and before all weights.
         if (exists) load(pieces.piece);
         meet_barriers();
@@ -955,7 +956,8 @@ __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece
 
 template <class Work>
 __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> ring, u32 warp,
-                                                u32 lane, u32 threads, FewPieces<Work>& pieces, bool exists) {
+                                                u32 lane, u32 threads, FewPieces<Work>& pieces,
+                                                bool exists) {
     const u32 unit = warp / 2, blocks = few_blocks_of(work.launch.columns);
     meet_barriers();
     if constexpr (Work::BOXES) wait_for_launch_before();
