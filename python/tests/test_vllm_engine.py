@@ -17,7 +17,7 @@ from damage import damage
 from hub import Hub, Repository
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
@@ -310,14 +310,6 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
     config.choose({"mode": "fused"})
     with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
         _loader._refuse(VllmConfig(), config)
-
-
-def test_weights_are_not_loaded_again_in_service() -> None:
-    layer = torch.nn.Linear(4, 4)
-    layer.weight_key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
-    loader = _loader.Df11ModelLoader(LoadConfig())
-    with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
-        loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -18,12 +18,14 @@ from torch.nn import functional
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -37,7 +39,7 @@ from df11._tensor import CompressedTensor
 from df11.vllm import register
 from df11.vllm._config import Df11Config
 from df11.vllm._deferred import Stored
-from df11.vllm._fill import fill
+from df11.vllm._fill import check_loaded, fill
 
 HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
 NUMBERS = itertools.count()
@@ -57,7 +59,7 @@ def checkpoint() -> dict[str, Any]:
     return {name: (0.02 * torch.randn(of, **options)).bfloat16() for name, of in shapes.items()}
 
 
-CASES = ("linear", "vocabulary", "tied", "experts", "missing", "dense")
+CASES = ("linear", "vocabulary", "tied", "experts", "missing", "routers", "dense")
 #: Run on a GPU alone.
 GPU_CASES = ("fused", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
@@ -286,6 +288,20 @@ def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
             assert "the checkpoint lacks weights of" in str(error)
         else:
             raise AssertionError("nothing is missed")
+    model = torch.nn.ModuleDict({"gate": GateLinear(WIDTH, EXPERTS)})
+    check_loaded(model, {"gate.weight"})
+    try:
+        check_loaded(model, set())
+    except ValueError as error:
+        assert "the checkpoint lacks weights of gate.weight; fetch it again" in str(error)
+    else:
+        raise AssertionError("a router's weight is not missed")
+
+
+def check_routers(container: Any, values: dict[str, Any], world: int) -> None:
+    """vLLM chooses other kernels for routers that have a method of quantization."""
+    method = Df11Config().get_quant_method(GateLinear(WIDTH, EXPERTS), "gate")
+    assert type(method) is UnquantizedLinearMethod
 
 
 def check_dense(container: Any, values: dict[str, Any], world: int) -> None:

@@ -78,9 +78,12 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             log_newer()
-            from ._steps import watch_steps  # which imports much of vLLM
+            # These import much of vLLM.
+            from ._service import guard, refuse_in_service
+            from ._steps import watch_steps
 
             watch_steps()
+            refuse_in_service()
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
@@ -94,6 +97,7 @@ class Df11ModelLoader(DefaultModelLoader):
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
             tell_compiler(model, vllm_config)
+            guard(model)
             if config.exact and torch.cuda.is_available():
                 with torch.inference_mode(False):
                     find_orders(model, vllm_config)
@@ -135,19 +139,6 @@ class Df11ModelLoader(DefaultModelLoader):
         from ._fill import check_loaded
 
         check_loaded(model, loaded_weights)
-
-    def get_all_weights(
-        self, model_config: ModelConfig, model: nn.Module
-    ) -> Generator[tuple[str, Tensor], None, None]:
-        """vLLM's method. Raises `ValueError` for a model that has compressed weights already,
-        because graphs have their addresses.
-        """
-        if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
-            raise ValueError(
-                "compressed weights cannot be loaded again in service; sleep at level 1, which "
-                "keeps them, or start a new server"
-            )
-        return super().get_all_weights(model_config, model)
 
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
