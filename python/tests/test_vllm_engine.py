@@ -387,3 +387,13 @@ def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
     _loader.tell_compiler(model, config)
     assert config.additional_config == {"df11 ordinary weights": ["down"]}
     assert config.compute_hash() != before
+
+
+def test_compiled_graphs_are_kept_by_which_experts_are_exact() -> None:
+    """On a CPU, where vLLM compiles them."""
+    config = VllmConfig()
+    before, layer = config.compute_hash(), torch.nn.Linear(4, 4)
+    layer.quant_method = SimpleNamespace(on_cpu=object())
+    _loader.tell_compiler(torch.nn.ModuleDict({"experts": layer}), config)
+    assert config.additional_config == {"df11 exact experts": True}
+    assert config.compute_hash() != before

@@ -8,8 +8,10 @@ the layer's own method of vLLM packs decoded weights, and multiplies by them. No
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -43,29 +45,56 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, plain: bool) -> Ten
     return method.apply(layer, x, layer.bias)
 
 
+#: Layers with compressed experts, by the addresses of their keys.
+_layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def multiply_experts(x: Tensor, routing: Tensor, ids: Tensor | None, key: Tensor) -> Tensor:
+    """What the experts of a layer without quantization give. `routing`: the router's logits, or
+    the weights of the chosen experts `ids`.
+    """
+    layer = _layers[key.data_ptr()]
+    if layer.apply_router_weight_on_input:
+        x = x.clone()  # which vLLM may change
+    return layer.quant_method.on_cpu.multiply(layer, x, routing, ids)
+
+
+def _key(layer: Any) -> Tensor | None:
+    """Names a layer for the operator; None if no weight of it is compressed."""
+    return layer.w2_weight_key if layer.w13_weight_key is None else layer.w13_weight_key
+
+
 class Experts:
     """The experts of a layer of vLLM without quantization. Make it with a current vLLM config."""
 
     def __init__(self, moe: Any) -> None:
         self._method = UnquantizedFusedMoEMethod(moe)
-        self._is_packed = False
 
     def load(self, layer: Any) -> None:
-        """Packs the weights of a layer that has no compressed ones."""
-        if not any(isinstance(getattr(layer, name), CompressedTensor) for name in EXPERTS):
+        """Packs the weights of a layer if none is compressed; otherwise the operator does."""
+        if (key := _key(layer)) is None:
             self._method.process_weights_after_loading(layer)
-            self._is_packed = True
+        else:
+            _layers[key.data_ptr()] = layer
 
-    def apply(self, layer: Any, *given: Any) -> Tensor:
-        return self._method.apply(self._dense(layer), *given, None, None)
+    def apply(self, layer: Any, x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        if (key := _key(layer)) is None:
+            return self._method.apply(layer, x, weights, ids, None, None)
+        return torch.ops.df11_vllm.experts(x, weights, ids, key)
 
-    def apply_monolithic(self, layer: Any, *given: Any) -> Tensor:
-        return self._method.apply_monolithic(self._dense(layer), *given)
+    def apply_monolithic(self, layer: Any, x: Tensor, logits: Tensor) -> Tensor:
+        if (key := _key(layer)) is None:
+            return self._method.apply_monolithic(layer, x, logits)
+        return torch.ops.df11_vllm.experts(x, logits, None, key)
+
+    def multiply(self, layer: Any, x: Tensor, routing: Tensor, ids: Tensor | None) -> Tensor:
+        dense = self._dense(layer)
+        if ids is None:
+            return self._method.apply_monolithic(dense, x, routing)
+        return self._method.apply(dense, x, routing, ids, None, None)
 
     def _dense(self, layer: Any) -> Any:
-        """The layer, or one like it, with weights that are packed for the method."""
-        if self._is_packed:
-            return layer
+        """A layer like it, with weights that are packed for the method."""
         dense = copy.copy(layer)
         dense.__dict__["_parameters"] = dict(layer._parameters)
         for name in EXPERTS:

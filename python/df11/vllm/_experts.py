@@ -179,7 +179,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
     ) -> Tensor:
         if self.on_cpu is not None:
-            return self.on_cpu.apply_monolithic(layer, x, router_logits, input_ids)
+            return self.on_cpu.apply_monolithic(layer, x, router_logits)
         options = {name: getattr(layer, name) for name in _ROUTING}
         chosen = _select_experts(hidden_states=x, router_logits=router_logits, **options)
         return self.apply(layer, x, *chosen)

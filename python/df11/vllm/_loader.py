@@ -176,9 +176,9 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs. Graphs
-    depend on a container in nothing else; which weights are ordinary depends on sizes and is in no
-    config.
+    """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs, and on a
+    CPU whether experts are exact. Graphs depend on a container, and on options, in nothing else;
+    which weights are ordinary depends on sizes and is in no config.
     """
     names = [
         path
@@ -186,8 +186,11 @@ def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
         for name in NAMES
         if name in module._parameters and getattr(module, f"{name}_key", module) is None
     ]
-    if names and isinstance(vllm_config.additional_config, dict):
-        vllm_config.additional_config["df11 ordinary weights"] = names
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    is_exact = any(getattr(method, "on_cpu", None) is not None for method in methods)
+    for what, value in (("ordinary weights", names), ("exact experts", is_exact)):
+        if value and isinstance(vllm_config.additional_config, dict):
+            vllm_config.additional_config[f"df11 {what}"] = value
 
 
 def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
