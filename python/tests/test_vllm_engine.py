@@ -17,10 +17,11 @@ from damage import damage
 from hub import Hub, Repository
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
-from vllm.config import VllmConfig
+from vllm.config import KernelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
+from vllm.model_executor.layers import utils
 from weights import compressed
 
 from df11._matrices import shape_of
@@ -310,6 +311,18 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
     config.choose({"mode": "fused"})
     with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
         _loader._refuse(VllmConfig(), config)
+
+
+def test_products_of_other_libraries_are_refused() -> None:
+    """They add in orders of their own. vLLM 0.26 has none."""
+    if not hasattr(utils, "_FLASHINFER_BF16_BACKENDS"):
+        pytest.skip("this vLLM has one product")
+    (backend, *_), config = utils._FLASHINFER_BF16_BACKENDS, Df11Config()
+    vllm_config = VllmConfig(kernel_config=KernelConfig(linear_backend=backend))
+    with pytest.raises(ValueError, match=f"leave out --linear-backend {backend}"):
+        _loader._refuse(vllm_config, config)
+    config.choose({"mode": "fused"})
+    _loader._refuse(vllm_config, config)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])

@@ -20,6 +20,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
 from vllm.model_executor import model_loader
+from vllm.model_executor.layers import utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 import df11
@@ -203,4 +204,9 @@ def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
             """'{"mode": "exact"}'"""
+        )
+    backend = getattr(vllm_config.kernel_config, "linear_backend", "auto")
+    if config.exact and backend in getattr(utils, "_FLASHINFER_BF16_BACKENDS", ()):
+        raise ValueError(
+            f"df11 gives the bits of vLLM's default products; leave out --linear-backend {backend}"
         )
