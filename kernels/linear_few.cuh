@@ -19,10 +19,14 @@
 //      bytes 0 to 511 of a step, and codes 0 and 1 of each lane's four; the warp of rows 16 to 31
 //      has the others
 //
+//   begin     a block is as late as its first requests, and a warp runs new code slowly: eight
+//             instructions in 90 clocks. So all warps run the first lines together, barriers are
+//             initialised by all, 60 clocks each, and the first requests wait for few of them
 //   early     weights and tables do not wait for the previous launch to end; x does. All copies go
 //             through one queue, so a warp of its own requests x between the requests of the others
-//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except that
-//             to a wait, if its successor has not arrived a stage early
+//   order     the warps that request weights share each stage, so that stages arrive in order
+//   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except one
+//             to what is rare: a wait, if its successor has not arrived a stage early, and patches
 //   x         for each split a box of 128 columns by 8, 16 or 32 rows, by a tensor map; for experts
 //             a copy per row, because their rows lie anywhere; word by word if x is not aligned,
 //             and where columns end within a block
@@ -155,10 +159,9 @@ struct FewPieces {
             work.find(strip, end, piece);
             // Takes as many strips at once as there is room for, evenly.
             const u32 most = piece.strips;
-            if (piece.left > most) {
-                const u32 times = (piece.left + most - 1) / most;
-                piece.strips = (piece.left + times - 1) / times;
-            }
+            u32 times = 1;
+            while (times * most < piece.left) times++;
+            while ((piece.strips - 1) * times >= piece.left) piece.strips--;
             piece.begin_part(0);
         }
         piece.first_split = 0;
@@ -270,8 +273,18 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
-// Waits until the barriers are initialised. Each warp of the block calls it once.
-__device__ __forceinline__ void meet_barriers() { group_barrier(1, blockDim.x); }
+// Where warps meet after they have initialised barriers. Warps that request weights initialise
+// those that their first requests need, and meet among themselves; they wait for the other warps
+// later.
+enum FewMeeting { ALL_BARRIERS = 1, OTHER_BARRIERS = 2, FULL_BARRIERS = 3 };
+__device__ __forceinline__ void arrive_at(FewMeeting meeting) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(meeting + 1), "r"(blockDim.x) : "memory");
+}
+// Waits until all barriers are initialised. Each of the other warps calls it once.
+__device__ __forceinline__ void meet_barriers() {
+    group_barrier(ALL_BARRIERS, blockDim.x);
+    arrive_at(OTHER_BARRIERS);
+}
 
 // Broadcasts a number from lane 0, so that the compiler knows that all lanes have the same.
 __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, number, 0); }
@@ -280,6 +293,7 @@ __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, 
 template <class Work>
 struct FewRing {
     u32 barriers, tables, tiles, table_bytes, sums, first, bytes, x, count;
+    u32 asking;  // warps that request weights
     u32 place, full, phase = 0;
     __device__ FewRing(const Work& work, u32 at, u32 room) : barriers(at) {
         const u32 units = work.unit_count(), splits = work.x_count();
@@ -291,6 +305,7 @@ struct FewRing {
         const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
         x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
+        asking = min(units, FEW_ASKING);
         bytes = (x + splits * Work::X_BYTES + Work::X_ALIGNED - 1) / Work::X_ALIGNED *
                 Work::X_ALIGNED;
         count = min((at + room - first) / bytes, FEW_STAGES);
@@ -307,25 +322,29 @@ struct FewRing {
         return barriers + 8 * (2 * FEW_STAGES + piece % FEW_TABLES);
     }
     __device__ u32 table_empty(u32 piece) const { return table_full(piece) + 8 * FEW_TABLES; }
-    __device__ void next(u32 by) {
-        place += by * bytes, full += by * 8;
-        while (full >= barriers + 8 * count)
-            full -= 8 * count, place -= count * bytes, phase ^= 1;
-    }
-    __device__ void next_one() {
+    __device__ void next() {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) full = barriers, place = first, phase ^= 1;
     }
-    // One warp calls it.
-    __device__ void init_barriers(u32 warps, u32 lane) const {
-        // All that there are: one after the last stage's may be tested.
-        init_barrier(barriers + 8 * lane, WIDE_FILLING);
-        init_barrier(barriers + 8 * (FEW_STAGES + lane), warps * WIDE_ARRIVALS);
-        if (lane < FEW_TABLES) {
-            init_barrier(table_full(lane), FEW_TELLING * WIDE_ARRIVALS);
-            init_barrier(table_empty(lane), warps * WIDE_ARRIVALS);
+    // All warps call it, and meet afterwards. One barrier takes a warp 60 clocks, whichever lanes
+    // ask for it, so each warp initialises some.
+    __device__ void init_barriers(u32 consumers, u32 warp, u32 lane) const {
+        if (lane == 0) {
+            const u32 number = warp - consumers;
+            if (warp < consumers) {
+                for (u32 i = warp; i < count; i += consumers)
+                    init_barrier(barriers + 8 * (FEW_STAGES + i), consumers * WIDE_ARRIVALS);
+            } else if (number < FEW_ASKING) {
+                // One after the last stage's may be tested.
+                for (u32 i = number; i < min(count + 1, FEW_STAGES); i += FEW_ASKING)
+                    init_barrier(barriers + 8 * i, WIDE_FILLING - 1 + asking);
+            } else if (number < FEW_ASKING + FEW_TABLES) {
+                init_barrier(table_full(number - FEW_ASKING), FEW_TELLING * WIDE_ARRIVALS);
+                init_barrier(table_empty(number - FEW_ASKING), consumers * WIDE_ARRIVALS);
+            }
+            show_barriers();
         }
-        show_barriers();
+        __syncwarp();
     }
 };
 
@@ -459,12 +478,14 @@ struct FewTelling {
         Written written = {0, 0, 0, NO_PATCH};
         bool fits = __shfl_sync(ALL_LANES, from.patches[0].number, 0) != MANY_PATCHES;
         Patch patch = from.patches[0];
+        bool are_more = true;
 #pragma unroll 1
-        for (u32 k = 0; fits && __any_sync(ALL_LANES, patch.number != NO_PATCH);) {
+        for (u32 k = 1; fits && are_more; k++) {
             fits = take(written, patch, first, last, table);
-            k++;
-            patch = k < FIRST ? from.patches[FIRST - 1]
-                              : load_patch(piece, unit, k * LANES + lane, true);
+            are_more = __shfl_sync(ALL_LANES, patch.number, LANES - 1) != NO_PATCH;
+            if (are_more)
+                patch = k < FIRST ? from.patches[FIRST - 1]
+                                  : load_patch(piece, unit, k * LANES + lane, true);
         }
         if (lane) return;
         store_shared(table.at, fits ? written.first_half : FEW_MANY);
@@ -492,9 +513,8 @@ struct FewTelling {
         release(ring.table_full(piece_number), lane);
     }
     template <class Work>
-    __device__ void tell(const Work& work, const FewRing<Work>& ring) {
-        FewPieces<Work> pieces(work);
-        bool exists = pieces.next();
+    __device__ void tell(const Work& work, const FewRing<Work>& ring, FewPieces<Work>& pieces,
+                         bool exists) {
         // The first loads start while barriers are initialised, and before all weights.
         if (exists) load(pieces.piece);
         meet_barriers();
@@ -528,32 +548,35 @@ struct FewAsking {
         const u32 first = (begin & ~1u) + stage * FEW_BLOCKS;
         return {first, max(begin, first), min(piece.end_of(split, blocks), first + FEW_BLOCKS)};
     }
-    __device__ u32 bytes_of(const Blocks& at) const {
-        return at.begin < at.end ? (min(2 * at.end, steps) - 2 * at.begin) * STEP_BYTES : 0;
-    }
-    __device__ __forceinline__ void ask_for_weights(const FewPiece& piece, u32 stage,
-                                                    const FewRing<Work>& ring) const {
-        u32 all = 0;
+    // A unit's weights; blocks `begin` to `end` of all columns. Its next stage begins at `block`.
+    struct Weights {
+        const u8* from;  // of that block
+        u32 to;          // in each stage
+        u32 block, begin, end;
+    };
+    __device__ __forceinline__ Weights weights_of(const FewPiece& piece, u32 unit) const {
+        const u32 split = piece.split_of(unit), begin = piece.begin_of(split), first = begin & ~1u;
         const u64 strip_bytes = u64(steps_of(piece.whole_columns)) * STEP_BYTES;
-        for (u32 split = 0; split < piece.splits; split++) {
-            const Blocks at = blocks_of(piece, split, stage);
-            const u32 bytes = bytes_of(at);
-            if (!bytes) continue;
-            all += bytes * piece.strips;
-            const u8* from = piece.data + u64(at.begin) * FEW_BLOCK_BYTES;
-            u32 to = ring.place + (split * FEW_BLOCKS + at.begin - at.first) * FEW_BLOCK_BYTES;
-            for (u32 strip = 0; strip < piece.strips; strip++) {
-                copy_bulk_by_one(to, from, bytes, ring.full, policy);
-                // A block's second step that does not exist gets finite weights.
-                if (bytes % FEW_BLOCK_BYTES) {
-                    if (lane == 0) clear_step(to + bytes - STEP_BYTES);
-                    __syncwarp();
-                }
-                from += strip_bytes, to += piece.pass_splits * (FEW_BLOCKS * FEW_BLOCK_BYTES);
+        return {piece.data + piece.strip_of(unit) * strip_bytes + u64(first) * FEW_BLOCK_BYTES,
+                unit * (FEW_BLOCKS * FEW_BLOCK_BYTES), first, begin,
+                piece.has(unit) ? piece.end_of(split, blocks) : 0};
+    }
+    // Requests those of the next stage; returns their bytes.
+    __device__ __forceinline__ u32 ask_for_weights(Weights& at, const FewRing<Work>& ring) const {
+        const u32 begin = max(at.block, at.begin), end = min(at.block + FEW_BLOCKS, at.end);
+        const u32 skipped = (begin - at.block) * FEW_BLOCK_BYTES;
+        const u32 bytes = begin < end ? (min(2 * end, steps) - 2 * begin) * STEP_BYTES : 0;
+        if (bytes) {
+            const u32 to = ring.place + at.to + skipped;
+            copy_bulk_by_one(to, at.from + skipped, bytes, ring.full, policy);
+            // A block's second step that does not exist gets finite weights.
+            if (bytes % FEW_BLOCK_BYTES) {
+                if (lane == 0) clear_step(to + bytes - STEP_BYTES);
+                __syncwarp();
             }
         }
-        // Bytes may arrive before they are expected: the barrier waits for this arrival, too.
-        arrive_expecting_once(ring.full, all);
+        at.block += FEW_BLOCKS, at.from += FEW_BLOCKS * FEW_BLOCK_BYTES;
+        return bytes;
     }
     __device__ __forceinline__ void ask_for_x(const FewPiece& piece, u32 stage,
                                               const FewRing<Work>& ring) const {
@@ -598,38 +621,44 @@ struct FewAsking {
         __syncwarp();
         if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
-    // Requests the weights of every `turn`-th stage from `number` on, before the previous launch
-    // has ended.
-    __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, u32 turn) const {
-        const u32 every = turn;
-        // If there are fewer stages than requesting warps, only as many warps take turns: otherwise
-        // a stage that another warp has yet to request once more would look free.
-        turn = min(ring.count, turn);
-        u32 stage = number < turn ? number : ~0u, place = number;
-        u32 last_full = 0, last_phase = 0;
-        ring.next(number);
-        FewPieces<Work> pieces(work);
-        bool exists = pieces.next();
-        meet_barriers();
-        for (; exists; stage -= pieces.piece.stages, exists = pieces.next())
+    // Requests the weights of units `number` and `number` + FEW_ASKING, before the previous launch
+    // has ended. The warps share each stage: if they took turns, the first stage would come as late
+    // as the fourth.
+    __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, FewPieces<Work>& pieces,
+                                        bool exists) const {
+        static_assert(FEW_UNITS <= 2 * FEW_ASKING, "two units per warp");
+        u32 place = 0, last_full = 0, last_phase = 0;
+        bool have_met = false;
+        group_barrier(FULL_BARRIERS, FEW_ASKING * LANES);
+        arrive_at(ALL_BARRIERS);
+        for (; exists && number < ring.asking; exists = pieces.next()) {
+            Weights first = weights_of(pieces.piece, number);
+            Weights second = weights_of(pieces.piece, number + FEW_ASKING);
 #pragma unroll 1
-            for (; stage < pieces.piece.stages; stage += turn, place += turn, ring.next(turn)) {
-                if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
-                ask_for_weights(pieces.piece, stage, ring);
+            for (u32 stage = 0; stage < pieces.piece.stages; stage++, place++, ring.next()) {
+                if (place >= ring.count) {
+                    if (!have_met) group_barrier(OTHER_BARRIERS, blockDim.x);
+                    have_met = true;
+                    wait_for(ring.empty(), ring.phase ^ 1);
+                }
+                // Bytes may arrive before they are expected: the barrier waits for this arrival.
+                const u32 bytes = ask_for_weights(first, ring) + ask_for_weights(second, ring);
+                arrive_expecting_once(ring.full, bytes);
                 last_full = ring.full, last_phase = ring.phase;
             }
+        }
+        if (!have_met) group_barrier(OTHER_BARRIERS, blockDim.x);
         if constexpr (Work::BOXES) {
+            if (number >= ring.asking) return;
             // Waits for this block's weights: those of other blocks come before prefetches.
             if (last_full) wait_for(last_full, last_phase);
-            prefetch_next(work.launch, number, every);
+            prefetch_next(work.launch, number, ring.asking);
         }
     }
     // Requests the x of all stages.
-    __device__ void ask_for_all_x(FewRing<Work> ring) {
+    __device__ void ask_for_all_x(FewRing<Work> ring, FewPieces<Work>& pieces, bool exists) {
         if constexpr (Work::BOXES)
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
-        FewPieces<Work> pieces(work);
-        bool exists = pieces.next();
         meet_barriers();
         if constexpr (Work::BOXES) wait_for_launch_before();
         u32 place = 0;
@@ -637,7 +666,7 @@ struct FewAsking {
             const FewPiece& piece = pieces.piece;
             if constexpr (!Work::BOXES) row = work.x(piece, min(lane, piece.x_rows - 1));
 #pragma unroll 1
-            for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next_one()) {
+            for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next()) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_x(piece, stage, ring);
             }
@@ -688,8 +717,10 @@ struct FewChain {
     const FewPiece& piece;
     u32 lane, half;
     u32 planes, codes, x[2];  // offsets in a stage; x: one per step of a block
-    // In the unit's table: the bases; the next patch, and its window.
-    u32 bases, numbers, patch_window;
+    // In the unit's table: the bases; the next patch, its number and address, and its window.
+    u32 bases, numbers;
+    uint2 patch;
+    u32 patch_window;
     float sums[EIGHTS][4];
     FewRaw raw[2];
     uint4 v[2][EIGHTS][2];
@@ -726,19 +757,21 @@ struct FewChain {
         u32 products = 0;
         const u32 window = patch_window;
         do {
-            const u32 patch = load_shared(numbers);
-            if ((patch >> 3 & 31) == lane) {
-                if (!products) from = load_shared(numbers + 4);
-                products |= 1 << (patch & 7);
+            if ((patch.x >> 3 & 31) == lane) {
+                if (!products) from = patch.y;
+                products |= 1 << (patch.x & 7);
             }
-            numbers += 8;
-            patch_window = load_shared(numbers) >> 8;
+            next_patch(numbers + 8);
         } while (patch_window == window);
         return products;
     }
+    __device__ __forceinline__ void next_patch(u32 at) {
+        numbers = at;
+        patch = load_shared_8(at);
+        patch_window = patch.x >> 8;
+    }
     __device__ __forceinline__ void begin_patches(const FewTable& table) {
-        numbers = table.numbers() + 8 * (half ? load_shared(table.at) : 0);
-        patch_window = load_shared(numbers) >> 8;
+        next_patch(table.numbers() + 8 * (half ? load_shared(table.at) : 0));
     }
     __device__ __forceinline__ void load(u32 b, u32 place) {
         raw[b].load(place + planes + b * FEW_BLOCK_BYTES, place + codes + b * FEW_BLOCK_BYTES);
@@ -782,49 +815,46 @@ struct FewChain {
         u32 base = load_shared(base_at), from = 0;
         u32 products = patch_window == window ? find_patches(from) : 0;
         begin_walk(here, base, products, from, begin % 2 == 0);
+        products = 0;
+        u32 next = here + bytes, next_full = full + 8, is_full = left == 1;
+        if (next_full == ring_end) next = first, next_full = barriers, phase ^= 1;
+        // A stage is one straight piece of code, in the order of statements that ptxas makes the
+        // fewest stalls of (benches/record/2026-11-27-chain.md); only a wait and patches are
+        // outside. A barrier is tested a stage before it is needed. What the last stage loads is
+        // not used.
+#pragma unroll 1
         do {
             window++;
-            products = patch_window == window ? find_patches(from) : 0;
-            // Stages until the ring begins again, until the last one, or until the next patch. The
-            // last stage loads itself once more, in vain.
-            u32 next = here + bytes, next_full = full + 8, count = patch_window - window;
-            const bool has_second = left > 1 || end % 2 == 0;
-            if (left == 1) {
-                next = here, next_full = full, count = 1;
-            } else {
-                if (next_full == ring_end) next = first, next_full = barriers, phase ^= 1;
-                count = min(min(count, left - 1), (ring_end - next_full) / 8);
-            }
-            left -= count, window += count - 1;
-            u32 is_full = 0;
-            // Each stage is one straight piece of code, in the order of statements that ptxas makes
-            // the fewest stalls of (benches/record/2026-11-27-chain.md). A barrier is tested a
-            // stage before it is needed. Code that rarely runs is outside of the loop.
-#pragma unroll 1
-            do {
+            if (!is_full || patch_window == window) {
                 if (!is_full) wait_for(next_full, phase);
-                base_at += 4;
-                const u32 next_base = load_shared(base_at);
-                load_x(v[1], here + Work::X_BLOCK);
-                step<0, 0>(base, products, from);
-                load(0, next);
-                step<0, 1>(base, products, from);
-                is_full = test_parity(next_full + 8, phase);
-                step<0, 2>(base, products, from);
-                step<0, 3>(base, products, from);
-                step<1, 0>(next_base, products, from, has_second);
-                step<1, 1>(next_base, products, from, has_second);
-                load_x(v[0], next);
-                step<1, 2>(next_base, products, from, has_second);
-                load(1, next);
-                release(full + 8 * FEW_STAGES, lane);
-                step<1, 3>(next_base, products, from, has_second);
-                here = next, full = next_full, base = next_base, products = kept(0);
-                next += bytes, next_full += 8;
-            } while (--count);
-        } while (left);
-        ring.place = here, ring.full = full, ring.phase = phase;
-        ring.next_one();
+                if (patch_window == window) products = find_patches(from);
+            }
+            const bool has_second = left > 1 || end % 2 == 0;
+            const bool begins_again = next_full + 8 == ring_end;
+            const u32 after = begins_again ? first : next + bytes;
+            const u32 after_full = begins_again ? barriers : next_full + 8;
+            const u32 after_phase = phase ^ u32(begins_again);
+            base_at += 4;
+            const u32 next_base = load_shared(base_at);
+            load_x(v[1], here + Work::X_BLOCK);
+            step<0, 0>(base, products, from);
+            load(0, next);
+            step<0, 1>(base, products, from);
+            is_full = test_parity(after_full, after_phase) | u32(left == 2);
+            step<0, 2>(base, products, from);
+            step<0, 3>(base, products, from);
+            step<1, 0>(next_base, products, from, has_second);
+            step<1, 1>(next_base, products, from, has_second);
+            load_x(v[0], next);
+            step<1, 2>(next_base, products, from, has_second);
+            load(1, next);
+            release(full + 8 * FEW_STAGES, lane);
+            step<1, 3>(next_base, products, from, has_second);
+            here = next, full = next_full, base = next_base, products = 0;
+            next = after, next_full = after_full, phase = after_phase;
+        } while (--left);
+        ring.place = here, ring.full = full;
+        ring.phase = phase ^ u32(next_full == barriers);
     }
     // Like walk, for a unit with more entries than its table has places for patches: goes product
     // by product, and searches in memory for their entries.
@@ -862,7 +892,7 @@ struct FewChain {
                 }
             }
             release(ring.empty(), lane);
-            ring.next_one();
+            ring.next();
         }
     }
     __device__ __forceinline__ void store(u32 strip) const {
@@ -926,10 +956,9 @@ __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece
 
 template <class Work>
 __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> ring, u32 warp,
-                                                u32 lane, u32 threads) {
+                                                u32 lane, u32 threads, FewPieces<Work>& pieces,
+                                                bool exists) {
     const u32 unit = warp / 2, blocks = few_blocks_of(work.launch.columns);
-    FewPieces<Work> pieces(work);
-    bool exists = pieces.next();
     meet_barriers();
     if constexpr (Work::BOXES) wait_for_launch_before();
     FewChain<Work> chain = {pieces.piece, lane, warp % 2};
@@ -958,7 +987,7 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         for (u32 stage = count ? (end + 1) / 2 - first / 2 : 0; stage < piece.stages; stage++) {
             wait_for(ring.full, ring.phase);
             release(ring.empty(), lane);
-            ring.next_one();
+            ring.next();
         }
         release(ring.table_empty(number), lane);
         if (!piece.is_last_part()) continue;
@@ -969,38 +998,25 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
     }
 }
 
-// Brings the launch to the constant cache, a line per warp: one line after the other would take
-// longer.
-template <class Launch>
-__device__ __forceinline__ void touch(const Launch& launch, u32 warp, u32 warps) {
-    constexpr u32 WORDS = 16;
-    const u32* const words = reinterpret_cast<const u32*>(&launch);
-    for (u32 i = warp * WORDS; i < sizeof(Launch) / 4; i += warps * WORDS) kept(words[i]);
-}
-
 template <class Work>
 __device__ __forceinline__ void linear_few(const Work& work) {
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
     const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
-    if (warp < consumers) touch(work.launch, warp, consumers);
     const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
-    // All warps meet once, in the calls below, before they use the barriers.
-    if (warp == consumers) {
-        ring.init_barriers(consumers, lane);
-        __syncwarp();
-    }
+    // All warps find the first piece together: code that each ran by itself would come later.
+    FewPieces<Work> pieces(work);
+    const bool exists = pieces.next();
+    ring.init_barriers(consumers, warp, lane);
+    const u32 helper = warp - consumers;
     if (warp < consumers)
-        multiply_pieces(work, ring, warp, lane, consumers * LANES);
-    else if (warp < consumers + FEW_ASKING)
-        FewAsking<Work>(work, lane).ask_for_all_weights(ring, warp - consumers, FEW_ASKING);
-    else if (warp == consumers + FEW_ASKING)
-        FewAsking<Work>(work, lane).ask_for_all_x(ring);
+        multiply_pieces(work, ring, warp, lane, consumers * LANES, pieces, exists);
+    else if (helper < FEW_ASKING)
+        FewAsking<Work>(work, lane).ask_for_all_weights(ring, helper, pieces, exists);
+    else if (helper < FEW_ASKING + FEW_TELLING)
+        FewTelling{helper - FEW_ASKING, lane, few_blocks_of(work.launch.columns), keep_policy()}
+            .tell(work, ring, pieces, exists);
     else
-        FewTelling{warp - consumers - FEW_ASKING - FEW_ASKING_X,
-                   lane,
-                   few_blocks_of(work.launch.columns),
-                   keep_policy()}
-            .tell(work, ring);
+        FewAsking<Work>(work, lane).ask_for_all_x(ring, pieces, exists);
 }
 }  // namespace df11::linear

@@ -258,10 +258,9 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     constexpr u32 ZEROS = 16;
     StageRing<LARGE_RING> ring(kept(shared_address(linear_shared) + ZEROS),
                                dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, LARGE_STRIPS));
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         store_shared_16(shared_address(linear_shared), make_uint4(0, 0, 0, 0));
-        ring.init_barriers(LARGE_WARPS);
-    }
+    ring.init_barriers(LARGE_WARPS);
     __syncthreads();
     if (warp >= LARGE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");

@@ -113,10 +113,11 @@ struct StageRing {
             phase ^= 1;
         }
     }
-    // Warps that fill a stage arrive twice, for weights and for x; each warp that multiplies
-    // arrives once.
+    // All warps call it, and meet afterwards: each initialises some barriers, 60 clocks each. Warps
+    // that fill a stage arrive twice, for weights and for x; each of `warps` that multiply once.
     __device__ void init_barriers(u32 warps) const {
-        for (u32 i = 0; i < count; i++) {
+        if (threadIdx.x % LANES) return;
+        for (u32 i = threadIdx.x / LANES; i < count; i += blockDim.x / LANES) {
             init_barrier(barriers + 8 * i, WIDE_FILLING);
             init_barrier(empty() + 8 * i, warps * WIDE_ARRIVALS);
         }

@@ -330,7 +330,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     WideRing ring(kept(shared_address(linear_shared)), room,
                   wide_stage_bytes(N, max(item.strips, 1)));
     const u32 warpgroups = (item.strips + 1) / 2;
-    if (threadIdx.x == 0) ring.init_barriers(max(warpgroups, 1) * 4);
+    ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();
     // All warps together take as many registers as the block begins with, which build.py checks:
     // with fewer a warp would wait for ever.

@@ -103,9 +103,19 @@ def innermost(
     ]
 
 
-def is_rare(region: list[Instruction]) -> bool:
+def is_rare(
+    code: list[Instruction], target: list[int | None], begin: int, end: int
+) -> bool:
+    """Whether code from `begin` to `end` waits for a barrier, or searches for patches."""
+    region = code[begin:end]
+    if any(at.name.startswith("HMMA") for at in region):
+        return False
     waits = len(region) < 6 and any("TRYWAIT" in at.text for at in region)
-    return waits or any(at.name == "BSSY" for at in region)
+    loops = any(
+        to is not None and begin <= to <= begin + i
+        for i, to in enumerate(target[begin:end])
+    )
+    return waits or loops or any(at.name == "BSSY" for at in region)
 
 
 def path(
@@ -122,7 +132,7 @@ def path(
         if to is not None and not at.text.startswith("@") and not inside:
             return None
         takes = inside and (
-            not at.text.startswith("@") or is_rare(code[place + 1 : to])
+            not at.text.startswith("@") or is_rare(code, target, place + 1, to)
         )
         place = to if takes and to is not None else place + 1
 

@@ -78,14 +78,15 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)
             found = serve(compressed)
+            note = f"compressed: {apart(found, expected)}; BF16 again: {apart(again, expected)}"
             if found == expected:
                 answer.send(("identical", "", ""))
             elif again != expected:
-                answer.send(("BF16 differs", "", ""))
+                answer.send(("BF16 differs", "", note))
             elif [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]:
-                answer.send(("same tokens", "", ""))
+                answer.send(("same tokens", "", note))
             else:
-                answer.send(("FAILED", "", "other tokens"))
+                answer.send(("FAILED", "", note))
         except BaseException as error:
             if stage == "FAILED" and str(error).startswith("df11 does not support"):
                 stage = "refused"
@@ -107,6 +108,18 @@ def serve(folder: Path) -> Any:
                                for at_once in one.logprobs])
         for one in answers
     ]  # fmt: skip
+
+
+def apart(found: Any, expected: Any) -> str:
+    """At how many places the logarithms differ, and how far."""
+    steps = [
+        step
+        for (_, logs), (_, others) in zip(found, expected, strict=True)
+        for step in zip(logs, others, strict=True)
+    ]
+    gaps = [abs(one[at] - other[at]) for one, other in steps for at in one.keys() & other]
+    differing = sum(one != other for one, other in steps)
+    return f"{differing} of {len(steps)} differ, by up to {max(gaps):.3g}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import functools
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -120,7 +121,7 @@ def folder_of(
     if is_here:
         raise FileNotFoundError(
             f"{folder} says that its weights are compressed, and holds no *.df11; make it with "
-            f"`df11 compress MODEL -o {folder}`"
+            f"`df11 compress MODEL -o {shlex.quote(str(folder))}`"
         )
     where = f"{source}/{subfolder}" if subfolder else source
     remedy = f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"

@@ -9,6 +9,7 @@ removes.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import weakref
 from collections.abc import Container, Iterator, Sequence
@@ -95,7 +96,7 @@ def bf16_folder(files: Sequence[str] | None) -> Path:
     if several and torch.distributed.get_world_size() > 1:
         raise ValueError(
             "several processes would each compress the whole model; run "
-            f"`df11 compress {first.parent} -o FOLDER` once and load FOLDER"
+            f"`df11 compress {shlex.quote(str(first.parent))} -o FOLDER` once and load FOLDER"
         )
     return first.parent
 

@@ -8,7 +8,9 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -95,11 +97,24 @@ def _refuse_container(source: Any) -> None:
         )
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
     if path.suffix == ".df11" and path.is_file():
-        made = f"df11 convert {path} -o {path.with_suffix('')}-df11 makes one"
+        folder, given = path.parent, shlex.quote(str(path))
+        made = shlex.quote(f"{path.with_suffix('')}-df11")
+        # A container of a folder, which the config marks, does not hold the config.
+        remedy = f"name {str(folder)!r}" if _is_marked(folder) else None
         raise unfit(
             f"{path} is one container, and transformers loads folders",
-            f"{made}; df11.attach(module, {str(path)!r}) gives a module its weights",
+            f"{remedy or f'df11 convert {given} -o {made} makes one'}; "
+            f"df11.attach(module, {str(path)!r}) gives a module its weights",
         )
+
+
+def _is_marked(folder: Path) -> bool:
+    """Whether the config of a folder names df11."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        return bool(config["quantization_config"]["quant_method"] == "df11")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 #: Modules, and the functions that register df11 when they are imported: the lists of quantizers;

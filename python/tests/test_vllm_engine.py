@@ -17,10 +17,11 @@ from damage import damage
 from hub import Hub, Repository
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
-from vllm.config import ModelConfig, VllmConfig
+from vllm.config import KernelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
+from vllm.model_executor.layers import utils
 from weights import compressed
 
 from df11._matrices import shape_of
@@ -312,12 +313,16 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
         _loader._refuse(VllmConfig(), config)
 
 
-def test_weights_are_not_loaded_again_in_service() -> None:
-    layer = torch.nn.Linear(4, 4)
-    layer.weight_key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
-    loader = _loader.Df11ModelLoader(LoadConfig())
-    with pytest.raises(ValueError, match="cannot be loaded again in service; sleep at level 1"):
-        loader.get_all_weights(ModelConfig.__new__(ModelConfig), torch.nn.Sequential(layer))
+def test_products_of_other_libraries_are_refused() -> None:
+    """They add in orders of their own. vLLM 0.26 has none."""
+    if not hasattr(utils, "_FLASHINFER_BF16_BACKENDS"):
+        pytest.skip("this vLLM has one product")
+    (backend, *_), config = utils._FLASHINFER_BF16_BACKENDS, Df11Config()
+    vllm_config = VllmConfig(kernel_config=KernelConfig(linear_backend=backend))
+    with pytest.raises(ValueError, match=f"leave out --linear-backend {backend}"):
+        _loader._refuse(vllm_config, config)
+    config.choose({"mode": "fused"})
+    _loader._refuse(vllm_config, config)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -394,4 +399,14 @@ def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
     layer.weight_key = None
     _loader.tell_compiler(model, config)
     assert config.additional_config == {"df11 ordinary weights": ["down"]}
+    assert config.compute_hash() != before
+
+
+def test_compiled_graphs_are_kept_by_which_experts_are_exact() -> None:
+    """On a CPU, where vLLM compiles them."""
+    config = VllmConfig()
+    before, layer = config.compute_hash(), torch.nn.Linear(4, 4)
+    layer.quant_method = SimpleNamespace(on_cpu=object())
+    _loader.tell_compiler(torch.nn.ModuleDict({"experts": layer}), config)
+    assert config.additional_config == {"df11 exact experts": True}
     assert config.compute_hash() != before

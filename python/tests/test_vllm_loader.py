@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from models import Folders
 from safetensors.torch import load_file, save_file
+from test_paths import NAMES
 from vllm.config.load import LoadConfig
 
 import df11
@@ -167,6 +169,57 @@ def test_only_a_regular_file_is_read_beside_them(folders: Folders, tmp_path: Pat
         with pytest.raises(df11.ParameterError, match="not a regular file"):
             read(folder)
         (folder / WEIGHTS).rename(tmp_path / f"other-{len(list(tmp_path.iterdir()))}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_folders_mean_nothing(folders: Folders, tmp_path: Path, name: str) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / name)
+    assert are_compressed(read(folder))
+    unmark(folder)
+    assert are_compressed(read(folder))
+
+
+class Hostile:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.place,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "other.df11"])
+def test_pickles_are_not_run(folders: Folders, tmp_path: Path, name: str) -> None:
+    folder, made = copy(folders.df11("llama"), tmp_path / "hostile"), tmp_path / "made"
+    (folder / name).write_bytes(pickle.dumps(Hostile(made)))
+    if name.endswith(".df11"):
+        with pytest.raises(df11.CorruptError, match=rf"{name}: .*this is not a df11 file"):
+            read(folder)
+    else:
+        assert are_compressed(read(folder))
+    assert not made.exists()
+    pickle.loads((folder / name).read_bytes())
+    assert made.exists()
+
+
+def test_containers_are_regular_files(sharded: Path, tmp_path: Path) -> None:
+    kinds = (os.mkfifo, lambda path: path.symlink_to("/dev/zero"))
+    for number, make in enumerate(kinds):
+        folder = copy(sharded, tmp_path / str(number))
+        (first, *_) = sorted(folder.glob("*.df11"))
+        first.unlink()
+        make(first)
+        with pytest.raises(df11.ParameterError, match=f"{first.name}: not a regular file"):
+            read(folder)
+
+
+def test_a_truncated_container_is_named(sharded: Path, tmp_path: Path) -> None:
+    folder = copy(sharded, tmp_path / "truncated")
+    (first, *_) = sorted(folder.glob("*.df11"))
+    os.truncate(first, first.stat().st_size - 1)
+    with pytest.raises(df11.CorruptError, match=f"{first.name}: .*fetch it again"):
+        read(folder)
 
 
 @pytest.mark.parametrize("revision", ["../../other", "/tmp/other"])

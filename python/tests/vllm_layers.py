@@ -18,12 +18,14 @@ from torch.nn import functional
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
+    UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -37,10 +39,12 @@ from df11._tensor import CompressedTensor
 from df11.vllm import register
 from df11.vllm._config import Df11Config
 from df11.vllm._deferred import Stored
-from df11.vllm._fill import fill
+from df11.vllm._fill import check_loaded, fill
 
 HEADS, KEYS, WIDTH, INNER, VOCABULARY, EXPERTS = 8, 2, 512, 1024, 1000, 4
 NUMBERS = itertools.count()
+#: Kernels add in other orders for other numbers of rows.
+ROWS = (1, 3, 9, 64)
 
 
 def checkpoint() -> dict[str, Any]:
@@ -55,7 +59,7 @@ def checkpoint() -> dict[str, Any]:
     return {name: (0.02 * torch.randn(of, **options)).bfloat16() for name, of in shapes.items()}
 
 
-CASES = ("linear", "vocabulary", "tied", "experts", "missing", "dense")
+CASES = ("linear", "vocabulary", "tied", "experts", "missing", "routers", "dense")
 #: Run on a GPU alone.
 GPU_CASES = ("fused", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
@@ -115,6 +119,23 @@ def pairs(make: Any) -> tuple[Any, Any]:
     return make(None), make(Df11Config())
 
 
+def differing(found: Any, expected: Any) -> int:
+    """How many values have other bits."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    return int((found.view(torch.int16) != expected.view(torch.int16)).sum())
+
+
+def products(layer: Any, dense: Any, *given: Any) -> list[Any]:
+    """What a layer gives, and a layer of vLLM in BF16 whose weights have been processed."""
+    return [each.quant_method.apply(each, *given) for each in (layer, dense)]
+
+
+def process(*layers: Any) -> None:
+    """As vLLM does after loading. On a CPU it may take the BF16 layer's weight away."""
+    for layer in layers:
+        layer.quant_method.process_weights_after_loading(layer)
+
+
 def load(layer: Any, shards: dict[Any, Any]) -> None:
     """By the layer's own code."""
     weight = layer.weight
@@ -147,12 +168,12 @@ def check_linear(container: Any, values: dict[str, Any], world: int) -> None:
         load(dense, {shard: values[name] for shard, name in names.items()})
         load(layer, {shard: lazy(name) for shard, name in names.items()})
         filled(layer)
-        layer.quant_method.process_weights_after_loading(layer)
         assert isinstance(layer.weight, CompressedTensor), names
         assert torch.equal(layer.weight.decode(), dense.weight), names
-        x = torch.randn(3, layer.weight.shape[1])
-        got = layer.quant_method.apply(layer, x, None)
-        assert torch.equal(got, functional.linear(x, dense.weight)), names
+        process(dense, layer)
+        for rows in ROWS:
+            x = torch.randn(rows, layer.weight.shape[1])
+            assert differing(*products(layer, dense, x)) == 0, (names, rows)
 
 
 def vocabulary(config: Any, head: bool = False) -> Any:
@@ -167,10 +188,11 @@ def check_vocabulary(container: Any, values: dict[str, Any], world: int) -> None
         load(dense, {None: values["vocabulary"]})
         load(layer, {None: tensors(container)("vocabulary")})
         filled(layer)
+        process(dense, layer)
         if head:
-            got = layer.quant_method.apply(layer, x)
+            got, expected = products(layer, dense, x)
             assert got.shape == (3, 1024 // world)
-            assert torch.equal(got, functional.linear(x, dense.weight))
+            assert differing(got, expected) == 0
         else:
             assert torch.equal(layer(ids), values["vocabulary"][ids])
 
@@ -188,8 +210,8 @@ def check_tied(container: Any, values: dict[str, Any], world: int) -> None:
     assert torch.equal(model["embed"](ids), values["vocabulary"][:9])
     dense = vocabulary(None)
     load(dense, {None: values["vocabulary"]})
-    got = model["head"].quant_method.apply(model["head"], x)
-    assert torch.equal(got, functional.linear(x, dense.weight))
+    process(dense, model["head"])
+    assert differing(*products(model["head"], dense, x)) == 0
 
 
 def experts(config: Any) -> Any:
@@ -213,31 +235,47 @@ def check_experts(container: Any, values: dict[str, Any], world: int) -> None:
     load_experts(dense, values.__getitem__)
     load_experts(layer, tensors(container))
     filled(layer)
-    method = layer.quant_method
-    method.process_weights_after_loading(layer)
-    for name in ("w13_weight", "w2_weight"):
+    w13, w2 = (getattr(dense, name).clone() for name in ("w13_weight", "w2_weight"))
+    process(dense, layer)
+    for name, expected in (("w13_weight", w13), ("w2_weight", w2)):
         weight = getattr(layer, name)
         # Tiles around half of 320 columns are no smaller than BF16.
         is_cut = name == "w2_weight" and world > 1 and layer.expert_map is None
         compressed = not is_cut or DEVICE.type == "cuda"
         assert isinstance(weight, CompressedTensor) == compressed
-        values_ = weight.decode() if compressed else weight
-        assert torch.equal(values_, getattr(dense, name))
-    x = torch.randn(5, WIDTH)
+        assert torch.equal(weight.decode() if compressed else weight, expected)
     assert len(layer.w13_weight) == (EXPERTS if layer.expert_map is None else EXPERTS // world)
-    scores = torch.randn(5, EXPERTS).softmax(-1)
-    weights, ids = scores.topk(2)
-    got = method.apply(layer, x, weights.float(), ids.int())
-    for row in range(5):
-        expected = torch.zeros(WIDTH, dtype=torch.float32)
-        for weight, expert in zip(weights[row], ids[row], strict=True):
+    for rows in ROWS:
+        x, logits = torch.randn(rows, WIDTH), torch.randn(rows, EXPERTS)
+        got = chosen(layer, x, logits)
+        if layer.expert_map is None or DEVICE.type == "cuda":
+            assert differing(got, chosen(dense, x, logits)) == 0
+        torch.testing.assert_close(got, mixed(layer, x, logits, w13, w2), rtol=2e-2, atol=2e-3)
+
+
+def route(logits: Any) -> tuple[Any, Any]:
+    values, ids = logits.float().topk(2)
+    return values.softmax(-1), ids.int()
+
+
+def chosen(layer: Any, x: Any, logits: Any) -> Any:
+    """What experts give. For a CPU, vLLM 0.26 has a method that chooses them, for all ranks'."""
+    method = layer.quant_method
+    if method.is_monolithic and layer.expert_map is None:
+        return method.apply_monolithic(layer, x.clone(), logits)
+    return method.apply(layer, x, *route(logits), None, None)
+
+
+def mixed(layer: Any, x: Any, logits: Any, w13: Any, w2: Any) -> Any:
+    y = torch.zeros(x.shape, dtype=torch.float32)
+    for row, (weights, ids) in enumerate(zip(*route(logits), strict=True)):
+        for weight, expert in zip(weights, ids, strict=True):
             here = expert if layer.expert_map is None else layer.expert_map[expert]
-            if here < 0:
-                continue
-            gate, up = functional.linear(x[row], dense.w13_weight[here]).chunk(2)
-            hidden = functional.silu(gate) * up
-            expected += weight.float() * functional.linear(hidden, dense.w2_weight[here]).float()
-        torch.testing.assert_close(got[row].float(), expected, rtol=2e-2, atol=2e-3)
+            if here >= 0:
+                gate, up = functional.linear(x[row], w13[here]).chunk(2)
+                hidden = functional.silu(gate) * up
+                y[row] += weight * functional.linear(hidden, w2[here]).float()
+    return y.bfloat16()
 
 
 def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
@@ -250,6 +288,20 @@ def check_missing(container: Any, values: dict[str, Any], world: int) -> None:
             assert "the checkpoint lacks weights of" in str(error)
         else:
             raise AssertionError("nothing is missed")
+    model = torch.nn.ModuleDict({"gate": GateLinear(WIDTH, EXPERTS)})
+    check_loaded(model, {"gate.weight"})
+    try:
+        check_loaded(model, set())
+    except ValueError as error:
+        assert "the checkpoint lacks weights of gate.weight; fetch it again" in str(error)
+    else:
+        raise AssertionError("a router's weight is not missed")
+
+
+def check_routers(container: Any, values: dict[str, Any], world: int) -> None:
+    """vLLM chooses other kernels for routers that have a method of quantization."""
+    method = Df11Config().get_quant_method(GateLinear(WIDTH, EXPERTS), "gate")
+    assert type(method) is UnquantizedLinearMethod
 
 
 def check_dense(container: Any, values: dict[str, Any], world: int) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
-from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import (
     QuantizationConfig,
     QuantizeMethodBase,
@@ -53,6 +54,9 @@ class Df11Config(Options, QuantizationConfig):
         return cls()
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, GateLinear):
+            # Routers are small, and vLLM has other kernels for those without a method.
+            return UnquantizedLinearMethod()
         if isinstance(layer, LinearBase):
             return Df11LinearMethod(self)
         if isinstance(layer, VocabParallelEmbedding):

@@ -30,10 +30,10 @@ from vllm.platforms import current_platform
 from .._matrices import FAST
 from .._ops import products
 from .._tensor import CompressedTensor
+from ._cpu import EXPERTS, Experts
 from ._deferred import Target
-from ._layers import NAMES, Options, defer, finish
+from ._layers import Options, defer, finish
 
-_NAMES = NAMES[1:]
 #: Kernels of vLLM that take weights in the checkpoint's layout.
 _BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 #: Average rows of x per expert from which decoding all experts is faster.
@@ -64,7 +64,11 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         self.dense: FusedMoEKernel | None = None
         self.is_grouped = False
         _refuse(moe)
-        self.backend = None if current_platform.is_cpu() else select_unquantized_moe_backend(moe)
+        is_cpu = current_platform.is_cpu()
+        # On CPUs vLLM's own kernels know all experts alone.
+        has_all = not moe.moe_parallel_config.use_ep
+        self.on_cpu = Experts(moe) if is_cpu and options.exact and has_all else None
+        self.backend = None if is_cpu else select_unquantized_moe_backend(moe)
         if self.backend is not None and self.backend[0] not in _BACKENDS:
             raise ValueError(
                 f"df11 has no experts for the MoE backend {self.backend[0].value}; add "
@@ -89,14 +93,17 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         inner = intermediate_size_per_partition
         up = 2 * inner if self.moe.is_act_and_mul else inner
         shapes = ((num_experts, up, hidden_size), (num_experts, hidden_size, inner))
-        for name, shape in zip(_NAMES, shapes, strict=True):
+        for name, shape in zip(EXPERTS, shapes, strict=True):
             weight = defer(layer, name, Target(shape, params_dtype, device))
             set_weight_attrs(weight, extra_weight_attrs)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        for name in _NAMES:
+        for name in EXPERTS:
             finish(layer, name, self.options)
-        self.is_grouped = all(_is_grouped(layer, name) for name in _NAMES)
+        if self.on_cpu is not None:
+            self.on_cpu.load(layer)
+            return
+        self.is_grouped = all(_is_grouped(layer, name) for name in EXPERTS)
         numbers = self.get_fused_moe_quant_config(layer)
         self.activate = _activation_of(layer, numbers)
         if self.backend is None or self.dense is not None:
@@ -129,6 +136,8 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         shared_experts_input: Tensor | None = None,
     ) -> Tensor:
         """The weighted sum of each token's experts: [tokens, hidden]."""
+        if self.on_cpu is not None:
+            return self.on_cpu.apply(layer, x, topk_weights, topk_ids)
         few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
         if self.dense is None or (few and self.is_grouped and not self.options.exact):
             return self._multiply(layer, x, topk_weights, topk_ids)
@@ -169,6 +178,8 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def apply_monolithic(
         self, layer: Any, x: Tensor, router_logits: Tensor, input_ids: Tensor | None = None
     ) -> Tensor:
+        if self.on_cpu is not None:
+            return self.on_cpu.apply_monolithic(layer, x, router_logits)
         options = {name: getattr(layer, name) for name in _ROUTING}
         chosen = _select_experts(hidden_states=x, router_logits=router_logits, **options)
         return self.apply(layer, x, *chosen)

@@ -16,6 +16,8 @@ from itertools import accumulate
 import torch
 from torch import nn
 from vllm.logger import init_logger
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from .._bring import bring
 from .._container import Tensors
@@ -41,6 +43,11 @@ logger = init_logger("vllm.plugins.df11")
 _SHARE = 2 / 3
 
 
+#: Methods of layers whose parameters are all in a checkpoint.
+_COMPLETE = (
+    *(Df11LinearMethod, Df11EmbeddingMethod),
+    *(UnquantizedLinearMethod, UnquantizedEmbeddingMethod),
+)
 #: Layers that have a target: its name in the model, the layer, its name there.
 _Layers = list[tuple[str, nn.Module, str]]
 
@@ -89,9 +96,7 @@ def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
     made: set[str] = set()
     for path, module in model.named_modules():
         method = getattr(module, "quant_method", None)
-        if not isinstance(method, (Df11LinearMethod, Df11EmbeddingMethod)) and hasattr(
-            method, "process_weights_after_loading"
-        ):
+        if not isinstance(method, _COMPLETE) and hasattr(method, "process_weights_after_loading"):
             made |= {name for name, _ in module.named_parameters(path)}
     counts = {}
     for name, value in model.named_parameters():

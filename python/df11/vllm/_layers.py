@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from vllm.logger import init_logger
-from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.utils import set_weight_attrs
 
 from .._pack import pack_rows
 from .._tensor import CompressedTensor
+from ._cpu import EXPERTS
 from ._deferred import Deferred, Patch, Target
-from ._operators import dense_linear, hold
+from ._operators import hold
 
 logger = init_logger("vllm.plugins.df11")
 
-NAMES = ("weight", "w13_weight", "w2_weight")
+NAMES = ("weight", *EXPERTS)
 #: Options with their values; the first is the default.
 OPTIONS = {"mode": ("exact", "fused"), "residence": ("auto", "fast", "stored")}
 
@@ -146,6 +147,9 @@ def _rows(
 
 
 class _MatrixMethod(QuantizeMethodBase):
+    #: vLLM's method for layers whose weight is ordinary.
+    ordinary: UnquantizedLinearMethod | UnquantizedEmbeddingMethod
+
     def __init__(self, options: Options) -> None:
         self.options = options
 
@@ -165,21 +169,31 @@ class _MatrixMethod(QuantizeMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         finish(layer, "weight", self.options)
+        if layer.weight_key is None:
+            self.ordinary.process_weights_after_loading(layer)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if layer.weight_key is None:
-            return dense_linear(x, layer.weight, bias)
+            return self.ordinary.apply(layer, x, bias)
         return torch.ops.df11_vllm.linear(x, layer.weight_key, bias, layer.weight_rows)
 
 
 class Df11LinearMethod(_MatrixMethod, LinearMethodBase):
     """Linear layers: column and row parallel ones, replicated, merged and QKV."""
 
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.ordinary = UnquantizedLinearMethod()
+
 
 class Df11EmbeddingMethod(_MatrixMethod):
     """Vocabularies: embeddings and heads, which may share a weight."""
 
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.ordinary = UnquantizedEmbeddingMethod()
+
     def embedding(self, layer: nn.Module, input_: Tensor) -> Tensor:
         if layer.weight_key is None:
-            return functional.embedding(input_, layer.weight)
+            return self.ordinary.embedding(layer, input_)
         return torch.ops.df11_vllm.embedding(input_, layer.weight_key, layer.weight_columns)

@@ -20,6 +20,7 @@ from vllm.config import ModelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.logger import init_logger
 from vllm.model_executor import model_loader
+from vllm.model_executor.layers import utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 import df11
@@ -78,9 +79,12 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             log_newer()
-            from ._steps import watch_steps  # which imports much of vLLM
+            # These import much of vLLM.
+            from ._service import guard, refuse_in_service
+            from ._steps import watch_steps
 
             watch_steps()
+            refuse_in_service()
             if torch.cuda.is_available():
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
@@ -94,6 +98,7 @@ class Df11ModelLoader(DefaultModelLoader):
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
             tell_compiler(model, vllm_config)
+            guard(model)
             if config.exact and torch.cuda.is_available():
                 with torch.inference_mode(False):
                     find_orders(model, vllm_config)
@@ -136,19 +141,6 @@ class Df11ModelLoader(DefaultModelLoader):
 
         check_loaded(model, loaded_weights)
 
-    def get_all_weights(
-        self, model_config: ModelConfig, model: nn.Module
-    ) -> Generator[tuple[str, Tensor], None, None]:
-        """vLLM's method. Raises `ValueError` for a model that has compressed weights already,
-        because graphs have their addresses.
-        """
-        if any(f"{name}_key" in each._parameters for each in model.modules() for name in NAMES):
-            raise ValueError(
-                "compressed weights cannot be loaded again in service; sleep at level 1, which "
-                "keeps them, or start a new server"
-            )
-        return super().get_all_weights(model_config, model)
-
     def _get_weights_iterator(
         self, source: DefaultModelLoader.Source
     ) -> Generator[tuple[str, Tensor], None, None]:
@@ -185,9 +177,9 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
 
 
 def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs. Graphs
-    depend on a container in nothing else; which weights are ordinary depends on sizes and is in no
-    config.
+    """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs, and on a
+    CPU whether experts are exact. Graphs depend on a container, and on options, in nothing else;
+    which weights are ordinary depends on sizes and is in no config.
     """
     names = [
         path
@@ -195,8 +187,11 @@ def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
         for name in NAMES
         if name in module._parameters and getattr(module, f"{name}_key", module) is None
     ]
-    if names and isinstance(vllm_config.additional_config, dict):
-        vllm_config.additional_config["df11 ordinary weights"] = names
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    is_exact = any(getattr(method, "on_cpu", None) is not None for method in methods)
+    for what, value in (("ordinary weights", names), ("exact experts", is_exact)):
+        if value and isinstance(vllm_config.additional_config, dict):
+            vllm_config.additional_config[f"df11 {what}"] = value
 
 
 def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
@@ -209,4 +204,9 @@ def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
             """'{"mode": "exact"}'"""
+        )
+    backend = getattr(vllm_config.kernel_config, "linear_backend", "auto")
+    if config.exact and backend in getattr(utils, "_FLASHINFER_BF16_BACKENDS", ()):
+        raise ValueError(
+            f"df11 gives the bits of vLLM's default products; leave out --linear-backend {backend}"
         )

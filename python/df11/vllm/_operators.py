@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from functools import cache
 from importlib import import_module, metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import vllm.envs as envs
@@ -21,19 +21,31 @@ from torch.nn import functional
 from .. import _ops
 from .._order import LINEAR, Framework
 from .._tensor import CompressedTensor
+from . import _cpu
 
 #: Module with vLLM's batch-invariant product; its own module has other names in other releases.
 _layers: Any = import_module("vllm.model_executor.layers.linear")
 #: Bytes of a key. Compiled code may rely on addresses that are multiples of this.
 _KEY_BYTES = 16
-#: Weights by the addresses of their keys, with the key and the rows of zeros after the weight.
-_held: dict[int, tuple[CompressedTensor, Tensor, int]] = {}
+
+
+class _Held(NamedTuple):
+    weight: CompressedTensor
+    key: Tensor
+    #: Rows of zeros after the weight.
+    padding: int
+    #: Whether vLLM multiplies by the weight without packing it for a CPU.
+    is_plain: bool
+
+
+#: Weights by the addresses of their keys.
+_held: dict[int, _Held] = {}
 
 
 def hold(layer: nn.Module, weight: CompressedTensor, padding: int) -> Tensor:
     """The key of a layer's weight, which is held as long as the layer. `padding`: rows of zeros."""
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
-    _held[key.data_ptr()] = weight, key, padding
+    _held[key.data_ptr()] = _Held(weight, key, padding, _cpu.is_plain(layer))
     weakref.finalize(layer, _held.pop, key.data_ptr()).atexit = False
     return key
 
@@ -53,15 +65,10 @@ def framework() -> Framework:
     return _batch_invariant() if envs.VLLM_BATCH_INVARIANT else LINEAR
 
 
-def dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """vLLM's own product with an uncompressed weight, to the bit."""
-    return (framework() if x.is_cuda else LINEAR).multiply(x, weight, bias)
-
-
 def _in_order(
     x: Tensor, weight: CompressedTensor, bias: Tensor | None, padding: int
 ) -> Tensor | None:
-    """The bits of `dense_linear`, without decoding to memory; None if its order is not known."""
+    """The bits of vLLM's product, without decoding to memory; None if its order is not known."""
     height = weight.matrix_shape[0]
     inner = None if bias is None else bias[:height]
     counts = (len(weight.parts),)
@@ -82,7 +89,7 @@ def _in_order(
 )
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows]; the last rows may be padding."""
-    weight, _, padding = _held[key.data_ptr()]
+    weight, _, padding, is_plain = _held[key.data_ptr()]
     arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:
         if (y := _in_order(x, weight, bias, padding)) is not None:
@@ -90,7 +97,9 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
         dense = _ops.decode(arrays, parts, x.device)
         if padding:
             dense = functional.pad(dense, (0, 0, 0, padding))
-        return dense_linear(x, dense, bias)
+        if not x.is_cuda:
+            return _cpu.multiply(x, dense, bias, is_plain)
+        return framework().multiply(x, dense, bias)
     if not padding:
         return _ops.linear(x, arrays, parts, bias, False)
     y = functional.pad(_ops.linear(x, arrays, parts, None, False), (0, padding))
@@ -123,3 +132,10 @@ def grouped_linear(
     weight, *_ = _held[key.data_ptr()]
     experts = weight.matrix_shape[0] // height
     return _ops.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
+
+
+_ops.operator(
+    "experts(Tensor x, Tensor routing, Tensor? ids, Tensor key) -> Tensor",
+    lambda x, routing, ids, key: torch.empty_like(x),
+    library,
+)(_cpu.multiply_experts)

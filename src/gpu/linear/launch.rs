@@ -200,10 +200,10 @@ impl ProductLaunch {
 
     /// Whether the kernel for this many rows of x and these splits is that of [`Few`]. Its blocks
     /// have all splits of a strip, and so load all of x. With more than [`ROWS`] rows another
-    /// kernel, whose blocks have a split each, is faster if it takes as many splits.
+    /// kernel, whose blocks have a split each, is faster with three or more, if it takes as many.
     fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
-        let are_ones = splits.clone().all(|splits| splits <= 1);
-        let takes_more = are_ones || splits.any(|splits| splits > WIDE_SPLITS);
+        let are_few = splits.clone().all(|splits| splits <= FEW_SPLITS);
+        let takes_more = are_few || splits.any(|splits| splits > WIDE_SPLITS);
         let most = if takes_more { ORDER_ROWS } else { ROWS };
         self.keeps_order && self.staged.is_none() && rows <= most
     }
@@ -355,6 +355,9 @@ impl ProductLaunch {
     }
 }
 
+/// Most splits of products of 17 to [`ORDER_ROWS`] rows that the kernel of [`Few`] does faster than
+/// the one for more rows (benches/record/2026-11-27-chain.md).
+const FEW_SPLITS: u64 = 2;
 const ELEMENT: u64 = 2;
 /// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;

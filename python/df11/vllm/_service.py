@@ -1,0 +1,96 @@
+"""Refuses what vLLM does in service with the weights of a model, if some are compressed.
+
+vLLM loads, drops, writes and hashes weights by a model's parameters. Compressed weights are none:
+compiled graphs have the addresses of their arrays. So these calls would leave old weights, or write
+files without weights, and some would say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import vllm
+from torch import nn
+from vllm.v1.worker.gpu_worker import Worker
+
+from .._doctor import mismatch
+from .._hub import wrap
+from ._layers import NAMES
+
+_Call = Callable[[], Any]
+
+_LOADED = (
+    "compressed weights cannot be loaded again in service; start a new server, or serve the BF16 "
+    "checkpoint if its weights change"
+)
+_DROPPED = (
+    "compressed weights cannot be loaded again in service, so they are not dropped; sleep at level "
+    "1, which keeps them, or start a new server"
+)
+_WRITTEN = (
+    "vLLM does not write compressed weights; copy the folder that is served, of which each rank "
+    "reads its own part"
+)
+_HASHED = "vLLM has no checksums of compressed weights; run df11 verify on the folder"
+#: Methods of workers, and what they would do with weights.
+_METHODS = {
+    **dict.fromkeys(("start_weight_update", "start_draft_weight_update"), _LOADED),
+    **dict.fromkeys(("save_sharded_state", "save_tensorized_model"), _WRITTEN),
+}
+#: Methods that releases after 0.26 have.
+_NEWER = {"compute_weight_checksums": _HASHED, "reset_weights": _DROPPED}
+_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+
+
+def refuse_in_service() -> None:
+    """Makes workers of this process refuse. Raises `ImportError` if this vLLM lacks a method."""
+    methods = [(Worker, name, partial(_refuse, because)) for name, because in _METHODS.items()]
+    runners = [import_module(name).GPUModelRunner for name in _RUNNERS]
+    reloads = [(runner, "reload_weights", partial(_refuse, _LOADED)) for runner in runners]
+    if (lacking := wrap(*methods, *reloads, (Worker, "sleep", _sleep))) is not None:
+        raise ImportError(mismatch("vllm", vllm.__version__, lacking))
+    for name, because in _NEWER.items():
+        wrap((Worker, name, partial(_refuse, because)))
+
+
+def guard(model: nn.Module) -> None:
+    """Makes a loaded model refuse to load weights again, as trainers ask for, and to list them."""
+    if not holds_compressed(model):
+        return
+
+    def load_weights(*_: Any, **__: Any) -> None:
+        raise ValueError(_LOADED)
+
+    model.load_weights = load_weights  # type: ignore[assignment]
+    for module in model.modules():
+        if _is_compressed(module):
+            module.register_state_dict_pre_hook(_list)
+
+
+def holds_compressed(model: nn.Module) -> bool:
+    return any(map(_is_compressed, model.modules()))
+
+
+def _is_compressed(module: nn.Module) -> bool:
+    return any(module._parameters.get(f"{name}_key") is not None for name in NAMES)
+
+
+def _list(*_: Any) -> None:
+    raise ValueError(_WRITTEN)
+
+
+def _refuse(because: str, call: _Call, arguments: dict[str, Any]) -> Any:
+    caller = arguments["self"]
+    runner = getattr(caller, "model_runner", caller)
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    models = runner.get_model(), getattr(drafter, "model", None)
+    if any(isinstance(model, nn.Module) and holds_compressed(model) for model in models):
+        raise ValueError(because)
+    return call()
+
+
+def _sleep(call: _Call, arguments: dict[str, Any]) -> Any:
+    return _refuse(_DROPPED, call, arguments) if arguments.get("level", 1) > 1 else call()
