@@ -33,8 +33,8 @@ BF16 = ml_dtypes.bfloat16
 
 
 def read(path: pathlib.Path, most: float) -> Arrays:
-    """The matrices of a safetensors file with at least 256 rows and columns, as BF16; the first
-    ones, of so many MB of BF16.
+    """The matrices of a safetensors file with at least 256 rows and columns, as BF16: the first
+    ones, up to `most` MB of BF16.
     """
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
@@ -108,7 +108,7 @@ def spent() -> float:
 
 
 def timed(out: pathlib.Path, *command: object) -> tuple[bytes, float]:
-    """What a command that writes `out` answers, and its least CPU time of three runs."""
+    """The answer of a command that writes `out`, and its least CPU time of three runs."""
     seconds = []
     for _ in range(3):
         out.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ pub enum Error {
     /// not here.
     #[error("{}; {}", printable(.what), printable(.remedy))]
     NoBase {
-        /// What lacks its base, and which one.
+        /// The tensor or model that lacks its base, and which base that is.
         what: String,
         /// How to name the base.
         remedy: String,

@@ -33,7 +33,7 @@ class Report:
     coded_tensors: int
     raw_tensors: int
     delta_tensors: int
-    """Those of the coded tensors that are stored as differences from a base."""
+    """Coded tensors that are stored as differences from a base."""
     alias_tensors: int
     coded_weights: int
     coded_bytes: int

@@ -54,7 +54,7 @@ def test_names_of_folders_mean_nothing(folders: models.Folders, tmp_path: Path, 
 def test_advised_commands_take_names_as_they_are(
     folders: models.Folders, tmp_path: Path, name: str
 ) -> None:
-    """What a shell would give to the command."""
+    """The argument that a shell would give to the command."""
     (tmp_path / name).mkdir()
     container = tmp_path / name / "one.df11"
     command("compress", folders.bf16("llama"), "-o", container)

@@ -1,4 +1,4 @@
-"""What vLLM does in service with the weights of a model: nothing stale, nothing lost."""
+"""Calls of vLLM in service that concern the weights of a model: nothing stale, nothing lost."""
 
 import json
 import os
@@ -76,7 +76,7 @@ SAID = {
     "save shards": WRITTEN,
     "list": WRITTEN,
 }
-#: Of methods that vLLM 0.26 lacks.
+#: Methods that vLLM 0.26 lacks, and their errors.
 NEWER = {
     "hash": "vLLM has no checksums of compressed weights",
     "reset": "so they are not dropped; sleep at level 1",

@@ -126,7 +126,7 @@ def differing(found: Any, expected: Any) -> int:
 
 
 def products(layer: Any, dense: Any, *given: Any) -> list[Any]:
-    """What a layer gives, and a layer of vLLM in BF16 whose weights have been processed."""
+    """Outputs of a layer, and of a layer of vLLM in BF16 whose weights have been processed."""
     return [each.quant_method.apply(each, *given) for each in (layer, dense)]
 
 
@@ -259,7 +259,7 @@ def route(logits: Any) -> tuple[Any, Any]:
 
 
 def chosen(layer: Any, x: Any, logits: Any) -> Any:
-    """What experts give. For a CPU, vLLM 0.26 has a method that chooses them, for all ranks'."""
+    """Outputs of experts. For CPUs, vLLM 0.26 has a method that chooses them, for all ranks'."""
     method = layer.quant_method
     if method.is_monolithic and layer.expert_map is None:
         return method.apply_monolithic(layer, x.clone(), logits)

@@ -313,7 +313,7 @@ impl TensorCheck<'_> {
         let plane = self.check.arrays.records[self.record.array_range()].last();
         let bytes = split.plane_bytes(count);
         let has_plane = plane.is_some_and(|plane| plane.length == bytes);
-        // Of a delta no other size depends on the number of weights alone.
+        // A delta has no other array whose size depends on the number of weights alone.
         self.require(has_plane || encoding == ENCODING_DELTA, WRONG_ARRAYS)?;
         let sizes = Coded::of(self.check.directory, self.record).map_err(|error| match error {
             limit @ Error::Limit { .. } => limit,

@@ -1,5 +1,5 @@
-//! What a model records of its base: a path relative to its own folder, or the name of a repository
-//! of the Hub. Both are hints; the hash in each tensor's record decides.
+//! A model records its base as a path relative to its own folder, or as the name of a repository of
+//! the Hub. Both are hints; the hash in each tensor's record decides.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -15,7 +15,7 @@ pub(crate) const BASE: &str = "df11.base";
 /// lead anywhere.
 pub(crate) const MAX_UPS: usize = 2;
 
-/// What the metadata of a model say of its base.
+/// The base of a model, by its metadata.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecordedBase {
     /// Its identity, in hexadecimal digits.
@@ -30,13 +30,13 @@ pub(crate) struct RecordedBase {
 }
 
 impl RecordedBase {
-    /// What the first shard of a model says.
+    /// Reads it from the first shard of a model.
     pub(super) fn of(shard: &Shard) -> Self {
         let value = shard.directory().metadata().find(|(key, _)| *key == BASE);
         value.and_then(|(_, value)| serde_json::from_str(value).ok()).unwrap_or_default()
     }
 
-    /// What a model says; if its first shard is not open, what that says in the same folder.
+    /// Reads it from a model. If its first shard is not open, reads that in the same folder.
     pub(super) fn of_model(model: &Model, options: &OpenOptions) -> Self {
         let first = &model.shards()[0];
         if first.directory().shard.shard_index == 0 || first.is_far {
@@ -99,7 +99,7 @@ fn is_plain(path: &str) -> bool {
 #[derive(Clone, Debug, Default)]
 pub(super) struct NoBase {
     pub(super) recorded: RecordedBase,
-    /// What is wrong with a model that seemed to be it.
+    /// The problem of a model that seemed to be it.
     pub(super) problem: Option<String>,
 }
 

@@ -135,7 +135,7 @@ impl Shard {
         })
     }
 
-    /// What finds the bases of its tensors in `delta`.
+    /// Finds the bases of its tensors in `delta`.
     pub(super) fn bases(&self) -> Result<&dyn FindBase> {
         self.bases.as_deref().ok_or_else(|| {
             Error::no_base("a base was not looked for", "open the model, not its container alone")

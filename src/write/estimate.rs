@@ -88,7 +88,7 @@ pub fn estimate_all(
     estimates.collect()
 }
 
-/// What an estimate assumes.
+/// Assumptions of an estimate.
 #[derive(Clone, Copy)]
 struct Assumed<'a> {
     layout: Layout,

@@ -1,4 +1,4 @@
-//! What only `delta` has: differences from a base, in segments.
+//! Differences from a base, in segments, which only `delta` has.
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ use super::{every_pattern, normal, place};
 
 type Encoded = EncodedTensor<DeltaSizes, 3>;
 
-/// A fine-tune: each weight changed by a normal amount of this relative size, so many times, and
-/// rounded each time.
+/// A fine-tune: `steps` times each weight changes by a normal amount of this relative size, and is
+/// rounded.
 fn tuned(base: &[u8], size: f32, steps: usize) -> Vec<u8> {
     let mut random = normal::Random(3);
     let change = |bytes: &[u8; 2]| {

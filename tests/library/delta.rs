@@ -228,7 +228,7 @@ fn another_base_is_refused() {
     files.compress("other", "other.df11", &CompressOptions::new());
     let open = |name: &str| OpenOptions::new().base(files.path(name)).open(files.path("out.df11"));
     check_error(open("other.df11"), "NoBase", "other.df11");
-    // Of files the hash is known when a tensor is read.
+    // The hash of a file is known when a tensor is read.
     let model = open("other").unwrap();
     let read = |name| model.tensor(name).unwrap().decode::<u8>();
     check_error(read("[600, 1000]"), "NoBase", "[600, 1000]");

@@ -34,7 +34,7 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, plain: bool) -> Tensor:
-    """What an unquantized linear layer or head of vLLM gives. `plain`: `is_plain` of the layer."""
+    """The product of an unquantized linear layer or head of vLLM. `plain`: `is_plain` of it."""
     layer: Any = nn.Module()
     layer.weight = _parameter(weight)
     # vLLM may change a layer's bias into another dtype.
@@ -50,7 +50,7 @@ _layers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def multiply_experts(x: Tensor, routing: Tensor, ids: Tensor | None, key: Tensor) -> Tensor:
-    """What the experts of a layer without quantization give. `routing`: the router's logits, or
+    """The sums of the experts of a layer without quantization. `routing`: the router's logits, or
     the weights of the chosen experts `ids`.
     """
     layer = _layers[key.data_ptr()]

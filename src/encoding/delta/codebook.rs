@@ -224,8 +224,8 @@ fn frequencies(counts: &[u64; TOKENS]) -> Frequencies {
     {
         *frequency = (exact(count) / u128::from(all)).max(1) as u16;
     }
-    // What is left goes to those that were rounded most; what is too much comes from the most
-    // frequent ones, which lose least.
+    // The tokens that were rounded most get the rest. The most frequent ones, which lose least,
+    // give back what is too much.
     let sum =
         |frequencies: &Frequencies| frequencies.iter().map(|&one| u64::from(one)).sum::<u64>();
     while all > 0 && sum(&frequencies) != TOTAL {

@@ -27,8 +27,8 @@ const ENTRIES: usize = MAX_CONTEXTS << FREQUENCY_BITS;
 /// The token of a context without tokens.
 const NONE: u8 = u8::MAX >> 1;
 
-/// What a state does at its lowest bits: `frequency << 20 | distance << 8 | token`, where the
-/// distance is that of these bits from the token's first ones.
+/// A state's next token and its change, by the state's lowest bits: `frequency << 20 | distance <<
+/// 8 | token`. The distance is from the token's first bits to these.
 type Entry = u32;
 
 const DISTANCE_SHIFT: u32 = 8;
@@ -184,7 +184,7 @@ impl DecodeArrays for DeltaDecoder<'_> {
     }
 }
 
-/// Of some weights of a segment.
+/// Contexts, tokens and differences of some weights of a segment.
 struct Buffers {
     /// The first entry of each one's context.
     firsts: [u16; CHUNK],

@@ -41,7 +41,7 @@ struct Symbol {
 }
 
 impl Symbol {
-    /// That of no weight, which changes no state.
+    /// The symbol of no weight; it changes no state.
     const NONE: Self = Self::new(TOTAL as u16, 0);
 
     const fn new(frequency: u16, start: u16) -> Self {
@@ -79,7 +79,7 @@ impl Symbol {
 /// The raw bits of a token in a context.
 #[derive(Clone, Copy, Debug)]
 struct RawBits {
-    /// What they are added to.
+    /// The difference that they are added to.
     least: u16,
     count: u8,
     /// Whether the code has neither the token nor an escape.
@@ -113,9 +113,9 @@ pub struct Encoder {
     /// Tokens that a context lacks have the symbol of its escape.
     symbols: Box<[Symbol; SYMBOLS]>,
     raw_bits: Box<[RawBits; SYMBOLS]>,
-    /// Of the segment that is encoded: the symbol of each weight, and room for words, of which the
-    /// last one comes first.
+    /// The symbol of each weight of the segment that is encoded.
     chosen: Vec<u16>,
+    /// Room for its words; the last one comes first.
     words: Vec<u32>,
     raw: Vec<u8>,
 }

@@ -17,7 +17,7 @@ pub const BITSTREAM: usize = 2;
 pub(super) const RECORD_BYTES: u64 = 8;
 /// The fewest bytes of a segment: the number of its words, and its states.
 pub(super) const MIN_SEGMENT_BYTES: u64 = 4 + 4 * 8;
-/// Segments begin at multiples of so many bytes.
+/// Alignment of segments, in bytes.
 pub(super) const SEGMENT_ALIGNMENT: u64 = 4;
 /// Weights of a segment, or up to as many rows more as are decoded together.
 const SEGMENT_ELEMENTS: u64 = 1 << 18;

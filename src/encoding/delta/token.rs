@@ -73,7 +73,7 @@ pub(super) const fn differences_of(token: u8) -> (u16, u32) {
     (((1 << HIGH_BITS | high) << (highest - HIGH_BITS)) as u16, highest - HIGH_BITS)
 }
 
-/// What is known of a token's differences.
+/// The differences of a token.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     /// The smallest one.

@@ -152,7 +152,7 @@ fn one(to: &mut Vectors, name: &str, edit: impl FnOnce(&mut Model)) {
     to.invalid(&format!("delta-{name}"), model.build());
 }
 
-/// What the record of a tensor says.
+/// Faults of the record of a tensor.
 fn tensors(to: &mut Vectors) {
     one(to, "dtype", |model| {
         model.tensors[0].dtype = Dtype::F16.id();
