@@ -17,7 +17,7 @@ from torch import distributed
 from torch.nn import functional
 from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
-from vllm.model_executor.layers import fused_moe
+from vllm.model_executor.layers import fused_moe, utils
 from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
@@ -76,6 +76,9 @@ def on_rank(
     os.environ["VLLM_DIST_IDENT"] = str(port)  # what an executor of vLLM sets
     # vLLM's own compiled functions, such as masks of vocabularies, take a minute to compile.
     torch._dynamo.config.disable = DEVICE.type == "cpu"
+    if not hasattr(torch.ops._C, "convert_weight_packed"):
+        # A build for GPUs, which lacks what vLLM would pack weights for on this CPU.
+        utils.check_cpu_sgl_kernel = lambda *_: False
     found: dict[str, str] = {}
     parallel = ParallelConfig(tensor_parallel_size=world, enable_expert_parallel=is_apart)
     config = VllmConfig(parallel_config=parallel)
