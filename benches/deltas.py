@@ -21,34 +21,15 @@ import filecmp
 import json
 import pathlib
 import resource
-import struct
 import subprocess
 import sys
 
+import matrices
 import ml_dtypes
 import numpy
+from matrices import Arrays
 
-Arrays = dict[str, numpy.ndarray]
 BF16 = ml_dtypes.bfloat16
-
-
-def read(path: pathlib.Path, most: float) -> Arrays:
-    """The matrices of a safetensors file with at least 256 rows and columns, as BF16: the first
-    ones, up to `most` MB of BF16.
-    """
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    kinds = {"F32": "<f4", "F16": "<f2"}
-    found, left = {}, most * 1e6
-    for name, info in json.loads(data[8 : 8 + length]).items():
-        if name == "__metadata__" or info["dtype"] not in kinds or len(info["shape"]) != 2:
-            continue
-        begin, end = (8 + length + offset for offset in info["data_offsets"])
-        values = numpy.frombuffer(data[begin:end], kinds[info["dtype"]])
-        if min(info["shape"]) >= 256 and 2 * values.size <= left:
-            found[name] = values.reshape(info["shape"]).astype(BF16)
-            left -= 2 * values.size
-    return found
 
 
 def seeded(megabytes: float) -> Arrays:
@@ -87,20 +68,6 @@ def entropy(base: Arrays, tune: Arrays) -> float:
     return bits / count
 
 
-def write(path: pathlib.Path, tensors: Arrays) -> None:
-    header, end = {}, 0
-    for name, values in tensors.items():
-        begin, end = end, end + values.nbytes
-        shape = list(values.shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for values in tensors.values():
-            file.write(values.tobytes())
-
-
 def spent() -> float:
     """Seconds of CPU time of all commands that have ended, of user and system."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -127,9 +94,12 @@ def main() -> int:
     arguments = parser.parse_args()
     df11, out = arguments.df11, arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    base = read(arguments.model, arguments.most) if arguments.model else seeded(arguments.most)
+    if arguments.model:
+        base = matrices.read(arguments.model, BF16, arguments.most)
+    else:
+        base = seeded(arguments.most)
     place, one = out / "base.safetensors", ("--threads", "1", "-q")
-    write(place, base)
+    matrices.write(place, "BF16", base)
     tune, packed = out / "tune.safetensors", out / "tune.df11"
     back = out / "back.safetensors"
     print("| change | entropy | bits | compress, MB/s | decompress, MB/s |")
@@ -138,7 +108,7 @@ def main() -> int:
     kinds += [("steps", share, 30) for share in (1e-4, 3e-4, 1e-3)]
     for kind, share, steps in kinds:
         tensors = tuned(base, share, steps)
-        write(tune, tensors)
+        matrices.write(tune, "BF16", tensors)
         pack = (df11, "compress", tune, "--base", place, "-o", packed, "--no-verify", "--json")
         answer, packing = timed(packed, *pack, *one)
         _, restoring = timed(back, df11, "decompress", packed, "-o", back, *one)

@@ -17,36 +17,16 @@ import argparse
 import filecmp
 import json
 import pathlib
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+import matrices
 import ml_dtypes
 import numpy
 
-Arrays = dict[str, numpy.ndarray]
 F32 = numpy.float32
-
-
-def read(path: pathlib.Path, most: float) -> Arrays:
-    """The matrices of a safetensors file with at least 256 rows and columns, as F32; the first
-    ones, of so many MB.
-    """
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    kinds = {"F32": "<f4", "F16": "<f2"}
-    found, left = {}, most * 1e6
-    for name, info in json.loads(data[8 : 8 + length]).items():
-        if name == "__metadata__" or info["dtype"] not in kinds or len(info["shape"]) != 2:
-            continue
-        begin, end = (8 + length + offset for offset in info["data_offsets"])
-        values = numpy.frombuffer(data[begin:end], kinds[info["dtype"]])
-        if min(info["shape"]) >= 256 and 4 * values.size <= left:
-            found[name] = values.reshape(info["shape"]).astype(F32)
-            left -= 4 * values.size
-    return found
 
 
 def scaled(values: numpy.ndarray, dtype: type) -> numpy.ndarray:
@@ -72,20 +52,6 @@ KINDS: dict[str, tuple[str, Callable[[numpy.ndarray], numpy.ndarray]]] = {
 }
 #: What zipnn takes them for.
 ZIPNN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-def write(path: pathlib.Path, dtype: str, tensors: Arrays) -> None:
-    header, end = {}, 0
-    for name, values in tensors.items():
-        begin, end = end, end + values.nbytes
-        shape = list(values.shape)
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for values in tensors.values():
-            file.write(values.tobytes())
 
 
 def timed(command: list[str]) -> tuple[bytes, float]:
@@ -133,13 +99,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tensors = read(arguments.model, arguments.most)
+    tensors = matrices.read(arguments.model, F32, arguments.most)
     print("| weights | MB | df11 | bits | zstd -19 | zipnn | compress, MB/s | decompress, MB/s |")
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.only:
         dtype, make = KINDS[name]
         path = arguments.out / f"{name}.safetensors"
-        write(path, dtype, {key: make(values) for key, values in tensors.items()})
+        matrices.write(path, dtype, {key: make(values) for key, values in tensors.items()})
         data = path.read_bytes()
         size, bits, pack, restore = by_df11(arguments.df11, path)
         sizes = [size, by_zstd(data), by_zipnn(data, dtype)]

@@ -157,7 +157,8 @@ struct FewPieces {
             piece.first_strip += piece.strips;
         } else {
             work.find(strip, end, piece);
-            // Takes as many strips at once as there is room for, evenly.
+            // Takes as many strips at once as there is room for, evenly. These numbers are small: a
+            // division would be more code at the beginning.
             const u32 most = piece.strips;
             u32 times = 1;
             while (times * most < piece.left) times++;

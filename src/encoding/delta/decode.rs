@@ -5,7 +5,7 @@ use std::{borrow::Cow, ops::Range};
 use super::{
     codebook::{Codebook, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL, context},
     encode::{LEAST, STATES, UNIT, WORD_BITS},
-    sizes::{BITSTREAM, CODEBOOK, DeltaSizes, RECORD_BYTES, RECORDS},
+    sizes::{BITSTREAM, CODEBOOK, DeltaSizes, MIN_SEGMENT_BYTES, RECORD_BYTES, RECORDS},
     token::{KINDS, LOOKED_AT, apply, with_raw_bits},
 };
 use crate::{
@@ -212,7 +212,7 @@ struct OpenSegment<'a> {
 impl<'a> OpenSegment<'a> {
     /// Begins one; or what is wrong with it.
     fn new(bytes: &'a [u8]) -> Result<Self, &'static str> {
-        const HEAD: usize = 4 + 8 * STATES;
+        const HEAD: usize = MIN_SEGMENT_BYTES as usize;
         let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or("a segment ends early")?;
         let (count, states) = head.split_first_chunk().expect("the head is longer");
         let mut states = states.as_chunks().0.iter().map(|state| u64::from_le_bytes(*state));

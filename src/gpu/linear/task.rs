@@ -138,7 +138,7 @@ pub(super) struct LinearLaunch {
     pub(super) wide_strips: u32,
     /// For matrices as stored: items whose sums a block has in flight at once, 1 or 2.
     pub(super) tile_sets: u32,
-    /// For more than [`ROWS`] rows: 1 if `x_map` is set.
+    /// In the order of a plan of the sum, and for more than [`ROWS`] rows: 1 if `x_map` is set.
     pub(super) x_mapped: u32,
     /// For matrices as stored: decode tables that a block holds at once, 1, 2 or 4.
     pub(super) tile_tables: u32,
