@@ -113,6 +113,10 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
     df11_linear_order_32(const __grid_constant__ LinearLaunch launch) {
     linear_few(FewShared<32>{launch});
 }
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
+    df11_linear_order_64(const __grid_constant__ LinearLaunch launch) {
+    linear_few(FewShared<64>{launch});
+}
 // 17 or more rows of x (linear_wide.cuh).
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
@@ -167,7 +171,7 @@ struct Constants {
         u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
                              WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
-    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{8,16,32}.
+    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{8,16,32,64}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};

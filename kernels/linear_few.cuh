@@ -1,4 +1,4 @@
-// Multiplies 1 to 32 rows of x by matrices in the fast layout, and experts' rows by their matrices,
+// Multiplies 1 to 64 rows of x by matrices in the fast layout, and experts' rows by their matrices,
 // on compute capability 9.0, in the order of a plan of the sum: K is cut into splits, and each
 // split is one chain of products of 16 columns from zero; the sums of splits are added in order,
 // then the bias, then rounded once. With the splits of cuBLAS the results have its bits
@@ -7,9 +7,10 @@
 //   block     one per multiprocessor, persistent: an even share of the strips of all matrices
 //   piece     some strips of one matrix with all of their splits: up to FEW_UNITS units at once; if
 //             there are more splits, some at a time, in passes
-//   unit      one split of one strip: two warps, 16 rows each, walk through its columns alone
+//   unit      one split of one strip: two warps, 16 rows each, walk through its columns alone. More
+//             than 32 rows of x are two bands, and a unit has two warps for each
 //   stage     128 columns of each unit, two blocks of 64; a ring of stages fills shared memory
-//   warps     two per unit multiply; FEW_ASKING request weights, a stage each in turn, and one
+//   warps     two per unit and band multiply; FEW_ASKING request weights, and share each stage; one
 //             requests x; FEW_TELLING fill tables
 //
 //      stage | unit 0: block, block | unit 1: block, block | ... | x, each split: block, block |
@@ -27,9 +28,9 @@
 //   order     the warps that request weights share each stage, so that stages arrive in order
 //   chain     blocks are loaded two ahead and decoded one ahead; a stage has no branch except one
 //             to what is rare: a wait, if its successor has not arrived a stage early, and patches
-//   x         for each split a box of 128 columns by 8, 16 or 32 rows, by a tensor map; for experts
-//             a copy per row, because their rows lie anywhere; word by word if x is not aligned,
-//             and where columns end within a block
+//   x         for each split a box of 128 columns by 8, 16, 32 or 64 rows, by a tensor map; for
+//             experts a copy per row, because their rows lie anywhere; word by word if x is not
+//             aligned, and where columns end within a block
 //   patches   a warp that put entries in their places itself would run code that no other warp
 //             runs: that code is fetched from far away, and the slowest warp ends the launch. So
 //             packing decodes each lane's product that has entries and puts these in. The result is
@@ -38,10 +39,13 @@
 //   prefetch  when its last weights and x have arrived, a block brings some of the next product's
 //             weights to L2
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 72, 80 and 96 registers for 8, 16 and 32
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 72, 80 and 96 registers for 8, 16 and more
 // rows, 20 warps. A stage is 172, 184 or 220 instructions of a warp in a straight line: 120 decode;
 // 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 310,
 // 331, 396. Products wait for each other (33 clocks each), which makes 264 of them.
+// Limit of several bands: each warp loads the x of its band, 8 KiB a stage. With two units and two
+// bands these loads take as long as linear_wide.cuh, so products with more than one strip in a
+// block go there (benches/record/2026-11-27-chain.md).
 #pragma once
 #include "linear_wide.cuh"
 
@@ -50,6 +54,7 @@ namespace df11::linear {
 constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
 constexpr u32 FEW_UNITS = 6, FEW_STAGES = LANES;
 constexpr u32 FEW_BLOCKS = 2;  // blocks per stage
+constexpr u32 FEW_BAND = 32;   // most rows of x that a warp multiplies
 constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
 constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
 constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
@@ -177,7 +182,8 @@ struct FewPieces {
 template <u32 ROWS>
 struct FewShared {
     static constexpr bool BOXES = true;
-    static constexpr u32 EIGHTS = (ROWS + 7) / 8, X_ALIGNED = 1024;
+    static constexpr u32 BANDS = (ROWS + FEW_BAND - 1) / FEW_BAND, EIGHTS = ROWS / BANDS / 8;
+    static constexpr u32 X_ALIGNED = 1024;
     // Bytes of a split's x in a stage; from one block to the next; from eight rows to the next
     // eight.
     static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
@@ -227,7 +233,7 @@ struct FewShared {
 // Experts, each with its own rows of x. Rows lie anywhere, so each has a copy of its own.
 struct FewGrouped : Grouped {
     static constexpr bool BOXES = false;
-    static constexpr u32 EIGHTS = GROUPED_ROWS / 8, X_ALIGNED = 128;
+    static constexpr u32 BANDS = 1, EIGHTS = GROUPED_ROWS / 8, X_ALIGNED = 128;
     static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // no bank conflicts within a load
     static constexpr u32 X_BYTES = GROUPED_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
     u32 units, each_, more_;
@@ -274,6 +280,10 @@ struct FewGrouped : Grouped {
     __device__ static u32 second(u32 place) { return place + 64; }
 };
 
+// Warps of a unit: one for each half of its strip and each band of x.
+template <class Work>
+constexpr u32 FEW_HALVES = 2 * Work::BANDS;
+
 // Where warps meet after they have initialised barriers. Warps that request weights initialise
 // those that their first requests need, and meet among themselves; they wait for the other warps
 // later.
@@ -303,7 +313,7 @@ struct FewRing {
         table_bytes = units * FewTable::bytes(tiles);
         sums = tables + FEW_TABLES * table_bytes;
         // One per warp, and one for the strip whose splits come in passes.
-        const u32 sum_bytes = splits > 1 ? (2 * units + 2) * Work::EIGHTS * 512 : 0;
+        const u32 sum_bytes = splits > 1 ? (units + 1) * FEW_HALVES<Work> * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
         x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
         asking = min(units, FEW_ASKING);
@@ -716,7 +726,7 @@ template <class Work>
 struct FewChain {
     static constexpr u32 EIGHTS = Work::EIGHTS;
     const FewPiece& piece;
-    u32 lane, half;
+    u32 lane, half, band;
     u32 planes, codes, x[2];  // offsets in a stage; x: one per step of a block
     // In the unit's table: the bases; the next patch, its number and address, and its window.
     u32 bases, numbers;
@@ -907,7 +917,7 @@ struct FewChain {
             for (u32 i = 0; i < EIGHTS; i++)
 #pragma unroll
                 for (u32 k = 0; k < 2; k++) {
-                    const u32 x_row = 8 * i + lane % 4 * 2 + k;
+                    const u32 x_row = 8 * (band * EIGHTS + i) + lane % 4 * 2 + k;
                     float sum = sums[i][2 * high + k];
                     if (piece.bias) sum += bias;
                     if (x_row < piece.x_rows)
@@ -933,22 +943,23 @@ struct FewChain {
     }
 };
 
-// Adds the sums of a strip's splits, in order. All warps that multiply call it together; each unit
-// has two of them.
+// Adds the sums of a strip's splits, in order. All warps that multiply call it together.
 template <class Work>
 __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece& piece,
                                            const FewRing<Work>& ring, u32 unit, u32 threads,
                                            bool active) {
     constexpr u32 BYTES = Work::EIGHTS * 512;
-    const u32 mine = ring.sums + (2 * unit + chain.half) * BYTES;
-    const u32 before = ring.sums + (threads / LANES + chain.half) * BYTES;
+    constexpr u32 HALVES = FEW_HALVES<Work>;
+    const u32 place = 2 * chain.band + chain.half;  // among the unit's warps
+    const u32 mine = ring.sums + (HALVES * unit + place) * BYTES;
+    const u32 before = ring.sums + (threads / LANES + place) * BYTES;
     group_barrier(0, threads);  // the sums saved before have been read
     if (active) chain.save(mine);
     group_barrier(0, threads);
     if (!active || piece.split_of(unit)) return;
     // Earlier passes come first: addition is commutative, so this adds to their sum.
     if (piece.first_split) chain.add_saved(before);
-    for (u32 i = 1; i < piece.splits; i++) chain.add_saved(mine + 2 * i * BYTES);
+    for (u32 i = 1; i < piece.splits; i++) chain.add_saved(mine + HALVES * i * BYTES);
     if (piece.is_last_pass())
         chain.store(piece.first_strip + piece.strip_of(unit));
     else
@@ -959,10 +970,10 @@ template <class Work>
 __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> ring, u32 warp,
                                                 u32 lane, u32 threads, FewPieces<Work>& pieces,
                                                 bool exists) {
-    const u32 unit = warp / 2, blocks = few_blocks_of(work.launch.columns);
+    const u32 unit = warp / FEW_HALVES<Work>, blocks = few_blocks_of(work.launch.columns);
     meet_barriers();
     if constexpr (Work::BOXES) wait_for_launch_before();
-    FewChain<Work> chain = {pieces.piece, lane, warp % 2};
+    FewChain<Work> chain = {pieces.piece, lane, warp % 2, warp / 2 % Work::BANDS};
     const u32 place = unit * FEW_BLOCKS * FEW_BLOCK_BYTES + lane * 16;
     chain.planes = kept(place + chain.half * 512);
     chain.codes = kept(place + 1024 + chain.half * 8);
@@ -972,7 +983,8 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         const u32 end = piece.end_of(split, blocks);
         const bool active = piece.has(unit);
         const u32 count = active && first < end ? end - first : 0;
-        const u32 x_place = ring.x + split * Work::X_BYTES + Work::x_place(lane);
+        const u32 x_place = ring.x + split * Work::X_BYTES +
+                            chain.band * (Work::EIGHTS * Work::X_EIGHT) + Work::x_place(lane);
         chain.x[0] = kept(x_place), chain.x[1] = kept(Work::second(x_place));
         const FewTable table = ring.table(number, unit);
         chain.bases = table.bases();

@@ -128,8 +128,8 @@ struct alignas(64) LinearLaunch {
     u32 tile_sets;    // df11_linear_tile_{2,8,16}: items whose sums are in flight at once, 1 or 2
     u32 x_mapped;     // in the order of a plan, and for 17 or more rows: 1 if x_map is set
     u32 tile_tables;  // df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
-    // For df11_linear_order_{8,16,32}. few_units: splits of strips that a block multiplies at once;
-    // few_splits: the most of one strip; few_each: strips of all matrices that each block
+    // For df11_linear_order_{8,16,32,64}. few_units: splits of strips that a block multiplies at
+    // once; few_splits: the most of one strip; few_each: strips of all matrices that each block
     // multiplies; few_more: how many blocks multiply one more.
     u32 few_units, few_splits, few_each, few_more;
     LinearMatrix matrices[LINEAR_MATRICES];
@@ -141,18 +141,18 @@ struct alignas(64) LinearLaunch {
     // exist. Without a map, the kernel reads x slowly, as if x or its pitch were not a multiple of
     // 16 bytes.
     XMap x_map;
-    // For df11_linear_order_{8,16,32}, and for 17 to 128 rows of x: weights that the next product
-    // is expected to read first.
+    // For df11_linear_order_{8,16,32,64}, and for 17 to 128 rows of x: weights that the next
+    // product is expected to read first.
     LinearPrefetch prefetches[LINEAR_PREFETCHES];
 };
 static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
-// df11_linear_order_{8,16,32} multiply in the order of a plan of the sum (linear_few.cuh), by at
-// most 8, 16 and 32 rows of x. Only the machine code for compute capability 9.0 has them. A block
-// has FEW_HELPERS warps, and two for each of few_units, of which there are at most FEW_UNITS.
-// Blocks times few_each, plus few_more, are the strips of all matrices. The kernels do not read
-// counters, partials and items. A matrix differs from above:
+// df11_linear_order_{8,16,32,64} multiply in the order of a plan of the sum (linear_few.cuh), by
+// at most 8, 16, 32 and 64 rows of x. Only the machine code for compute capability 9.0 has them. A
+// block has FEW_HELPERS warps, and two for each of few_units and each band of 32 rows of x; units
+// times bands are at most FEW_UNITS. Blocks times few_each, plus few_more, are the strips of all
+// matrices. The kernels do not read counters, partials and items. A matrix differs from above:
 //   slices          splits of its columns, none empty
 //   whole_strips    blocks of 64 in each split but the last: ceil(ceil(columns / 64) / splits)
 //   first_strip     splits at once, at most few_splits: all of them if they are at most FEW_UNITS

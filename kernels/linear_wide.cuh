@@ -1,7 +1,7 @@
 // Multiplies 17 or more rows of x on compute capability 9.0, in the order of a plan of the sum
 // (spec/gpu.md, part 7), by wgmma: decoded weights are the A operand, in registers; x is B, in
-// shared memory. In the same order, linear_few.cuh multiplies up to 32 rows of x if there is one
-// split, and linear_large.cuh 129 or more.
+// shared memory. In the same order, linear_few.cuh multiplies up to 32 rows of x if there are one
+// or two splits, and up to 64 in small matrices; linear_large.cuh 129 or more.
 //
 //   item      a cluster's work for a band of up to 32, 64 or 128 rows of x. A block has up to eight
 //             strips of a matrix and one split of its columns: with s splits, the blocks of a

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 CUBIN = Path(__file__).resolve().parent.parent / "ptx/linear.sm_90a.cubin"
-KERNELS = ["df11_linear_order_8", "df11_linear_order_16", "df11_linear_order_32"]
+KERNELS = [f"df11_linear_order_{rows}" for rows in (8, 16, 32, 64)]
 PRODUCT = 33
 LATENCIES = {"LDSM": 33, "LDS.128": 31, "LDS": 28, "SYNCS": 22, "ATOMS": 30, "SHFL": 23}
 OTHERS = 20

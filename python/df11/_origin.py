@@ -162,7 +162,7 @@ def digest(value: Tensor) -> Digest:
     words, total = flat.view(torch.int16), torch.zeros((), dtype=torch.int64, device=flat.device)
     factors = _factors(min(len(words), _WORDS), flat.device)
     for some in torch.split(words, _WORDS) if len(words) else ():
-        total = total * _CARRY + (some.to(torch.int64) * factors[: len(some)]).sum()
+        total = total * _CARRY + some.to(torch.int64).mul_(factors[: len(some)]).sum()
     return str(value.dtype), tuple(value.shape), total
 
 
@@ -173,10 +173,10 @@ def settled(digest: Digest) -> Digest:
 
 def _factors(count: int, device: torch.device) -> Tensor:
     """Odd numbers of 64 bits without a pattern (SplitMix64), the same ones each time."""
-    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device) * _CARRY
+    mixed = torch.arange(1, count + 1, dtype=torch.int64, device=device).mul_(_CARRY)
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        mixed = (mixed ^ (mixed >> shift)) * factor
-    return mixed ^ (mixed >> 31) | 1
+        mixed.bitwise_xor_(mixed >> shift).mul_(factor)
+    return mixed.bitwise_xor_(mixed >> 31).bitwise_or_(1)
 
 
 @dataclass

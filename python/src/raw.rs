@@ -123,7 +123,7 @@ impl Grouped {
 #[pyclass(frozen, module = "df11._native")]
 pub(crate) struct Packer {
     gpu: Arc<Gpu>,
-    inner: FastPacker,
+    inner: OnGpu<FastPacker>,
 }
 
 #[pymethods]
@@ -143,7 +143,7 @@ impl Packer {
         // SAFETY: as above.
         let inner = unsafe { FastPacker::new(&gpu.device, (rows, columns), strips, &on.stream) };
         drop(on);
-        Ok(Self { inner: inner.or_raise(py)?, gpu })
+        Ok(Self { inner: OnGpu::new(inner.or_raise(py)?), gpu })
     }
 
     fn pack(

@@ -12,6 +12,7 @@ from weights import WEIGHTS, compressed, container_of, normals, same, weights
 from df11 import _bring
 from df11._container import Tensors
 from df11._errors import GpuError
+from df11._pack import pack_dense
 from df11._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock
 from df11._progress import Bar
 from df11._tensor import CompressedTensor
@@ -93,6 +94,15 @@ def test_dense_weights_beside_those_of_a_container(residence: Residence, why: st
     assert worse.reason == why and torch.equal(
         found["noise"].view(torch.int16), noise(256, 256).view(torch.int16)
     )
+
+
+@pytest.mark.gpu(2)
+def test_packing_on_another_gpu_leaves_the_current_one() -> None:
+    weights = torch.zeros(64, 256, dtype=torch.bfloat16, device=SECOND)
+    with torch.cuda.device(FIRST):
+        pack_dense(SECOND, weights)
+        # Freeing what packing has used must not make that GPU PyTorch's current device.
+        assert torch.cuda.current_device() == FIRST.index
 
 
 @pytest.mark.gpu(2)

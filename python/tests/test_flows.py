@@ -122,7 +122,7 @@ def test_pipelines_hand_out_nothing_of_damaged_weights(folders: Folders, device:
 
 #: A process whose last operator meets damage, and which never checks.
 LAST = """
-import sys, torch, transformers
+import sys, df11, torch, transformers
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cuda")
 model.lm_head.weight._records0[8:40] = 0x77
 with torch.no_grad():
@@ -134,7 +134,8 @@ with torch.no_grad():
 def test_damage_of_the_last_operator_is_told_at_the_end(folders: Folders) -> None:
     command = [sys.executable, "-c", LAST, str(folders.df11("llama"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "torch.Size([1, 9, 512])" in done.stdout and "CorruptError" in done.stderr
+    assert "torch.Size([1, 9, 512])" in done.stdout, done.stderr
+    assert "CorruptError" in done.stderr
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

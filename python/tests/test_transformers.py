@@ -500,8 +500,11 @@ def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
     model = load(folders.df11("llama"), "cuda")
     # Before the report, which multiplies to find the order of sums.
     peak = torch.cuda.max_memory_allocated() - before
+    ordinary = [value.nbytes for value in model.parameters() if type(value) is torch.nn.Parameter]
+    # The digest of an ordinary weight has 8 bytes for each of its 2, and as many numbers of places.
+    digest = 8 * max(ordinary)
     # Arrays begin on multiples of 256 bytes, and allocations on multiples of 512.
-    assert peak <= df11.report(model).devices[0].total + (1 << 17)
+    assert peak <= df11.report(model).devices[0].total + digest + (1 << 15)
 
 
 @pytest.mark.gpu(2)

@@ -76,6 +76,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compressed
 
 
+def test_layers() -> None:
+    """Those of `test_vllm_layers.py`, and products without decoding."""
+    command = [sys.executable, str(Path(__file__).with_name("vllm_layers.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert 'RESULT {"layers_failed": []}' in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def test_whole_weights_are_served(folder: Path) -> None:
     done = serve(folder, "exact", "stored", False)
     said = [line for line in done.stdout.splitlines() if line.startswith("SAID")]

@@ -10,6 +10,11 @@ import vllm_layers
 from torch import multiprocessing
 from weights import container_of
 
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="vLLM chooses kernels for GPUs; test_vllm_gpu.py has the layers",
+)
+
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -432,7 +432,7 @@ fn add_in_order(
         let (x, call) = (x(count), |x, splits| Call { splits, ..Call::new(x) });
         if !linear.keeps_order(count as u64, &[splits as u64]) {
             // More rows have as many splits as a cluster has blocks.
-            let most = if count > 32 { 8 } else { 64 };
+            let most = if count > 64 { 8 } else { 64 };
             let is_hopper = device.info().compute_capability == (9, 0);
             assert!(!is_hopper || splits > most, "{splits} splits, {count} rows");
             continue;
@@ -455,7 +455,7 @@ fn sums_are_added_in_the_order_of_the_splits() {
     let mut state = 5;
     for &shape in cases(&[(35, 520), (70, 1288), (33, 4096), (4, 136)], 1) {
         for splits in [1, 2, 3, 5, 7, 13].into_iter().filter(|splits| splits * 128 < shape.1) {
-            let counts = cases(&[1, 9, 17, 129, 2, 8, 16, 40, 100, 200, 300, 700], 4);
+            let counts = cases(&[1, 9, 17, 50, 129, 2, 8, 16, 64, 100, 200, 300, 700], 5);
             add_in_order(&gpu, shape, splits, counts, &mut state);
         }
     }

@@ -13,9 +13,9 @@ use super::multiply::{Multiply, run};
 use super::prefetch::LastLaunch;
 use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
-    FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix, MATRICES,
-    MOST_EXPERTS, ORDER_ROWS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS,
-    UNPACK_WARPS, UnpackTask, tiles_across,
+    BAND_ROWS, FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix,
+    MATRICES, MOST_EXPERTS, ORDER_ROWS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
+    STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
 };
 use super::tiles::{Fewest, TileDemand, TileKernels};
 use crate::gpu::fault::{OrFault, gpu};
@@ -277,7 +277,7 @@ impl LinearKernels {
 }
 
 /// Most rows of x of each kernel that multiplies few rows in the order of a plan of the sum.
-const ORDER_CLASSES: [u64; 3] = [FEW_ROWS, ROWS, ORDER_ROWS];
+const ORDER_CLASSES: [u64; 4] = [FEW_ROWS, ROWS, BAND_ROWS, ORDER_ROWS];
 
 /// Kernels that multiply up to [`ORDER_ROWS`] rows in the order of a plan of the sum.
 #[derive(Debug)]

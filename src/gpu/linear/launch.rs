@@ -15,8 +15,8 @@ use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
 use super::prefetch::{NextReads, first_reads};
 use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{
-    LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, ORDER_ROWS, PARTIAL_BYTES, PREFETCHES,
-    ROWS, XMap,
+    BAND_ROWS, LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, ORDER_ROWS, PARTIAL_BYTES,
+    PREFETCHES, ROWS, STRIP_ROWS, XMap,
 };
 use super::{decoded::Rounds, matrix::Matrix};
 use crate::Result;
@@ -199,13 +199,24 @@ impl ProductLaunch {
     }
 
     /// Whether the kernel for this many rows of x and these splits is that of [`Few`]. Its blocks
-    /// have all splits of a strip, and so load all of x. With more than [`ROWS`] rows another
-    /// kernel, whose blocks have a split each, is faster with three or more, if it takes as many.
+    /// have all splits of a strip, and each warp loads all of its band of x. With more than
+    /// [`ROWS`] rows the other kernel, whose blocks have a split each, is faster with three splits
+    /// or more, and with more than [`BAND_ROWS`] if some block has more than one split of a strip.
+    /// It takes up to [`WIDE_SPLITS`].
     fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
-        let are_few = splits.clone().all(|splits| splits <= FEW_SPLITS);
-        let takes_more = are_few || splits.any(|splits| splits > WIDE_SPLITS);
-        let most = if takes_more { ORDER_ROWS } else { ROWS };
-        self.keeps_order && self.staged.is_none() && rows <= most
+        let is_fastest = match rows {
+            ..=ROWS => true,
+            ..=BAND_ROWS => splits.clone().all(|splits| splits <= FEW_SPLITS),
+            _ => splits.clone().all(|splits| splits == 1) && self.strips() <= self.processors,
+        };
+        let is_only = splits.any(|splits| splits > WIDE_SPLITS);
+        let is_possible = self.keeps_order && self.staged.is_none() && rows <= ORDER_ROWS;
+        is_possible && (is_fastest || is_only)
+    }
+
+    /// Strips of all matrices.
+    fn strips(&self) -> u64 {
+        self.rows.iter().map(|rows| rows.div_ceil(STRIP_ROWS)).sum()
     }
 
     /// Puts it on the stream, for at most [`ProductLaunch::most_rows`] rows; the first one's
@@ -355,7 +366,7 @@ impl ProductLaunch {
     }
 }
 
-/// Most splits of products of 17 to [`ORDER_ROWS`] rows that the kernel of [`Few`] does faster than
+/// Most splits of products of 17 to [`BAND_ROWS`] rows that the kernel of [`Few`] does faster than
 /// the one for more rows (benches/record/2026-11-27-chain.md).
 const FEW_SPLITS: u64 = 2;
 const ELEMENT: u64 = 2;

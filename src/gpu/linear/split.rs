@@ -1,6 +1,6 @@
 //! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
 
-use super::task::{MATRICES, ROWS, STRIP_ROWS, tiles_across};
+use super::task::{BAND_ROWS, MATRICES, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
 
 /// Every split of K but the last has a multiple of this many columns.
@@ -20,11 +20,11 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
 }
 
 /// Most splits of strips that a block multiplies at once, by up to [`ROWS`] rows of x in the order
-/// of a plan of the sum.
+/// of a plan of the sum. With several bands of [`BAND_ROWS`] rows it has as many warps.
 const FEW_UNITS: u64 = 6;
-/// The same for more rows of x: shared memory then has room for three stages or more.
+/// The same for a band of more rows: shared memory then has room for three stages or more.
 const FEW_UNITS_OF_MORE_ROWS: u64 = 4;
-/// Warps of such a block that bring data to the others, of which each unit has two.
+/// Warps of such a block that bring data to the others. Each unit has two of these for each band.
 const FEW_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
 pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
@@ -54,6 +54,8 @@ pub(super) struct Few {
     pub(super) pass_splits: u64,
     pub(super) strips: u64,
     pub(super) blocks: u64,
+    /// Bands of [`BAND_ROWS`] rows of x.
+    bands: u64,
 }
 
 impl Few {
@@ -66,7 +68,11 @@ impl Few {
         x_rows: u64,
         blocks: u32,
     ) -> Self {
-        let most_units = if x_rows > ROWS { FEW_UNITS_OF_MORE_ROWS } else { FEW_UNITS };
+        let bands = x_rows.div_ceil(BAND_ROWS);
+        let most_units = match bands {
+            1 if x_rows > ROWS => FEW_UNITS_OF_MORE_ROWS,
+            bands => FEW_UNITS / bands,
+        };
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
             let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
@@ -94,12 +100,12 @@ impl Few {
             }
         }
         let pass_splits = matrices.iter().map(|matrix| matrix.pass_splits).max().unwrap_or(1);
-        Self { matrices, units, pass_splits, strips, blocks }
+        Self { matrices, units, pass_splits, strips, blocks, bands }
     }
 
     /// Threads per block.
     pub(super) fn threads(&self) -> u32 {
-        (FEW_HELPERS + 2 * self.units) as u32 * LANES
+        (FEW_HELPERS + 2 * self.bands * self.units) as u32 * LANES
     }
 }
 
@@ -215,6 +221,10 @@ mod tests {
         assert_eq!(of(&[(28_672, 1)], 4096), ([4, 1, 896, 132], vec![[1, 64, 1, 4, 0]]));
         assert_eq!(of(&[(5120, 10)], 25_600), ([5, 5, 160, 132], vec![[10, 40, 5, 1, 0]]));
         assert_eq!(planned(&[(5120, 10)], 25_600, 32).1, [[10, 40, 4, 1, 0]]);
+        // Bands share a block's warps.
+        assert_eq!(planned(&[(5120, 10)], 25_600, 64).1, [[10, 40, 3, 1, 0]]);
+        let bands = Few::new([(6144, 1)].into_iter(), 4096, 64, 132);
+        assert_eq!((bands.units, bands.threads()), (2, (8 + 2 * 2 * 2) * 32));
         let (all, each) = of(&[(1024, 2), (33, 3), (160, 10)], 4096);
         assert_eq!(all, [5, 5, 39, 39]);
         assert_eq!(each, [[2, 32, 2, 2, 0], [3, 22, 3, 1, 32], [10, 7, 5, 1, 34]]);

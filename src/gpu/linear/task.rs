@@ -27,7 +27,9 @@ pub(super) const ROWS: u64 = 16;
 /// Most rows of x of the smaller one of two kernels.
 pub(super) const FEW_ROWS: u64 = 8;
 /// Most rows of x that the kernels for few rows multiply in the order of a plan of the sum.
-pub(super) const ORDER_ROWS: u64 = 32;
+pub(super) const ORDER_ROWS: u64 = 64;
+/// Most rows of x that a warp of these kernels multiplies.
+pub(super) const BAND_ROWS: u64 = 32;
 /// Bytes of an item's sums, for each [`ROWS`] rows of x.
 pub(super) const PARTIAL_BYTES: u64 = STRIP_ROWS * ROWS * 4;
 /// Warps per block of the kernels that count and pack; each has one tile.
