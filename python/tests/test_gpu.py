@@ -5,12 +5,13 @@ which copies but runs no kernels.
 package, if there is a GPU.
 """
 
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Tensors, run, write_safetensors
+from conftest import ROOT, Tensors, run, write_safetensors
 
 import df11
 
@@ -250,3 +251,53 @@ def test_the_threads_context_stays_what_it_is(says: Callable[..., str]) -> None:
                 step()
             assert current() == context
         """)
+
+
+def linear_constants() -> dict[str, str]:
+    """Answers of the stand-in about the kernels that multiply."""
+    source = (ROOT / "tests/support/driver.rs").read_text()
+    found = re.search(r'"(df11_linear_constants)",\s*"([^"]*)"', source)
+    assert found
+    return {found[1]: re.sub(r"[^0-9,]", "", found[2])}
+
+
+def test_calls_with_addresses_leave_the_threads_context(says: Callable[..., str]) -> None:
+    """Also when what they made goes."""
+    says(
+        """
+        from df11 import _native
+        driver = ctypes.CDLL("libcuda.so")
+        driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
+        def current():
+            context = ctypes.c_void_p()
+            driver.cuCtxGetCurrent(ctypes.byref(context))
+            return context.value
+        at, *_keep = output(1 << 16, 0)
+        def fast():
+            strips = _native.strips_bytes(64, 256)
+            return _native.Matrix(1, [1, 64, 256, 0, 0, 64, 0, 256], [at, at], [strips, 0])
+        def grouped():
+            return _native.Grouped(fast(), 2)
+        def multiply():
+            _native.Linear([fast()]).multiply(at, 1, 256, [(at, 64, 0, 0)], at, 0)
+        steps = {
+            "pack": lambda: _native.Packer(1, 64, 256, at, 0).finish(0),
+            "take": lambda: _native.Packer(1, 64, 256, at, 0).take(at, 0),
+            "matrix": fast, "decode": lambda: fast().decode(at, 0), "multiply": multiply,
+            "gather": lambda: fast().gather(at, 1, True, at, 0),
+            "decode_all": lambda: _native.decode_all([fast()], [at], 0),
+            "grouped": lambda: grouped().multiply(at, 1, 256, at, 1, 0, at, 64, 0),
+            "table": lambda: _native.build_tables(1, [(at, 48, at)]),
+            "pin": lambda: _native.pin(at, 4096), "check": lambda: _native.check(1, 0),
+            "check_done": _native.check_done, "fits": lambda: _native.fits(1),
+            "capture": lambda: _native.capture_id(0),
+        }
+        mine = ctypes.create_string_buffer(8)
+        for context in (None, ctypes.addressof(mine)):
+            for name, step in steps.items():
+                driver.cuCtxSetCurrent(context)
+                step()
+                assert current() == context, name
+        """,
+        **linear_constants(),
+    )
