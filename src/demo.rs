@@ -5,6 +5,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeMap,
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
@@ -176,17 +177,39 @@ fn write(folder: &Path, shape: Shape, mut shards: [Vec<DemoTensor>; 2]) -> Resul
         "tie_word_embeddings": true,
         "torch_dtype": "bfloat16",
     });
-    let tokenizer = json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } });
     for (name, json) in [
         ("model.safetensors.index.json", index),
         ("config.json", config),
-        ("tokenizer.json", tokenizer),
+        ("tokenizer.json", tokenizer()),
+        ("tokenizer_config.json", json!({ "tokenizer_class": "PreTrainedTokenizerFast" })),
     ] {
         let path = folder.join(name);
         fs::write(&path, format!("{json:#}\n"))
             .map_err(|error| Error::io("writing", &path, error))?;
     }
     Ok(folder.to_owned())
+}
+
+/// A tokenizer whose tokens are the 256 bytes. GPT-2's alphabet shows those that do not print as
+/// letters from U+0100 on.
+fn tokenizer() -> serde_json::Value {
+    let prints = |byte| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
+    let mut others = '\u{100}'..;
+    let letter = |byte: u8| {
+        if prints(byte) { char::from(byte) } else { others.next().unwrap_or_default() }
+    };
+    let letters = (0..=255u8).map(letter).map(String::from);
+    let vocab: BTreeMap<String, usize> = letters.zip(0..).collect();
+    let bytes = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+    });
+    json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": bytes,
+        "decoder": bytes,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
 }
 
 /// Writes a safetensors file as its library would: tensors by descending dtype, then by name.

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,35 @@ def test_the_picture_is_what_the_records_say() -> None:
     command = [sys.executable, DOCS / "picture.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_begins_with_two_commands_that_ci_runs() -> None:
+    first = next(blocks(ROOT / "README.md"))
+    commands = [line.partition("#")[0].strip() for line in first.code.splitlines()]
+    assert commands == ["cargo run --release -- demo", "cargo test"]
+    steps = (ROOT / ".ci/run").read_text(encoding="utf-8").replace("\\\n", " ")
+    assert re.search(r"^(\w+=\w+ +)*cargo test$", steps, re.M)
+
+
+def figures_of(line: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", re.sub(r"\]\([^)]*\)", "", line.partition("|")[2]))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+def test_figures_of_packages_are_those_of_their_record(page: str) -> None:
+    """Of each package in the table of files: percent, then medians of the rates."""
+    record = json.loads((ROOT / "benches/record/2026-11-27-peers.json").read_text())
+    sources = list(dict.fromkeys(row["source"] for row in record["rows"]))
+    sources = sources[:1] if page == "README.md" else sources
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    for name in ("df11", "zipnn", "lmzip", "bigsmall", "glyd"):
+        rows = [row for row in record["rows"] if row["name"] == name and row["source"] in sources]
+        wanted = [f"{row['percent']:.2f}" for row in rows]
+        for rates in ("compress_mb_s", "decompress_mb_s"):
+            wanted += [str(round(statistics.median(row[rates]))) for row in rows]
+        begins = re.compile(rf"\| [*\[]*{name}\b", re.I)
+        told = [figures_of(line.strip("| ")) for line in lines if begins.match(line)]
+        assert any(each[: len(wanted)] == wanted for each in told), (name, wanted, told)
 
 
 def test_every_block_has_a_language_and_a_known_reason() -> None:

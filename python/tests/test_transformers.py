@@ -302,7 +302,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     _, several = saved(load(folders.bf16("llama")), tmp_path, max_shard_size="400KB")
     shards = sorted(several.glob("*.df11"))
     shards[1].unlink()
-    missing = f"of the model's {len(shards)} shards these are missing: 2"
+    missing = f"shard 2 of {len(shards)} is missing"
     disk = {"model": "cpu", "lm_head": "disk"}
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: model.load_state_dict(df11.state_dict(model)), RuntimeError, "compressed tensor"),

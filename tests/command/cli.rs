@@ -83,6 +83,7 @@ fn a_demonstration_counts_a_tied_head_once() {
 #[test]
 fn a_kept_demonstration_goes_on() {
     let fixture = Fixture::new();
+    assert!(fixture.good("demo --device cpu").ends_with("--keep FOLDER keeps them.\n"));
     let said = fixture.good("demo --keep kept");
     assert!(said.contains("df11 inspect kept/model-df11"), "{said}");
     assert!(said.contains("from_pretrained(\"kept/model-df11\""), "{said}");
@@ -103,6 +104,32 @@ fn a_container_is_not_compressed_again() {
             assert!(!text(&output.stderr).contains("--gpus"), "{}", text(&output.stderr));
         }
     }
+}
+
+#[test]
+fn common_mistakes_are_told_what_to_type() {
+    let fixture = Fixture::new();
+    for verb in ["compress", "convert", "decompress"] {
+        fixture.fails(&format!("{verb} model model-df11"), 2, &["Name the output with -o."]);
+    }
+    let line = "compress model -o model.safetensors";
+    fixture.fails(line, 2, &["would be a folder of containers", ".df11"]);
+    fixture.fails("convert model.df11 -o back.safetensors", 2, &["would be a folder"]);
+    fixture.fails("estimate model --gpus 80", 2, &["write 80GiB"]);
+    fixture.fails("compress model --variant fp16", 2, &["of the variant fp16; leave --variant"]);
+    // The folder of a demonstration holds a model and a compressed one.
+    fixture.good("compress model -o model-df11");
+    fs::remove_file(&fixture.container).unwrap();
+    fixture.fails("compress . -o all", 2, &["is already compressed", "folder of one model"]);
+}
+
+#[test]
+fn tensors_are_counted_in_words() {
+    let fixture = Fixture::new();
+    let said = fixture.good("compress model -o new.df11");
+    assert!(said.contains("raw (uncompressed)"), "{said}");
+    assert!(said.contains("(not a float of 8, 16 or 32 bits)"), "{said}");
+    assert!(!said.contains(" 0 "), "{said}");
 }
 
 #[test]
