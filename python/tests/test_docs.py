@@ -194,6 +194,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_the_guide_runs_on_the_demonstration(tmp_path: Path) -> None:
+    """The guide says to use its folder where there is no other model."""
+    pytest.importorskip("transformers")
+    demo = [sys.executable, "-m", "df11", "demo", "--keep", "demo"]
+    subprocess.run(demo, cwd=tmp_path, check=True, capture_output=True)
+    code = next(each.code for each in blocks(DOCS / "guide.md") if each.language == "python")
+    run = [sys.executable, "-c", code.replace("Qwen3-8B-df11", "demo/model-df11")]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Lossless means") and "as they were loaded" in done.stdout
+
+
 #: Runs the blocks of each page in a process of its own and in its folder, those of Python in one
 #: namespace. Pages are forks of one process, which imports the libraries once for all.
 RUNNER = """

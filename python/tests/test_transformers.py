@@ -139,9 +139,11 @@ def test_options(folders: Folders) -> None:
         (lambda: df11.Config(prefetch=True), "Df11Config has no prefetch; its options are mode, "),
         (lambda: load(folder, quantization_config={**said, "prefetch": 1}), "has no prefetch"),
         (lambda: df11.Config(mode="fast"), "choose one of exact, fused"),
+        (lambda: df11.Config(memory=["9GB", "6 gigs"]), "'6 gigs' is not a number of bytes"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(df11.ParameterError, match=words) as caught:
             refused()
+        assert str(caught.value).endswith(str(caught.value.remedy))
 
 
 def test_nothing_is_read_from_safetensors_and_nothing_initialised(
