@@ -25,7 +25,7 @@ Examples:
   df11 compress Llama-3.1-8B --dry-run        show the sizes, write nothing
   df11 compress FLUX.1-dev                    a diffusers pipeline
   df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache
-  df11 compress Qwen3-8B-DF11                 a checkpoint of the DFloat11 package
+  df11 compress Qwen3-8B-DF11                 a checkpoint of DFloat11
   df11 compress tune --base Qwen/Qwen3-8B     a fine-tune, as its differences
 
 Transformers and vLLM load folders. The output gets its name after it has been verified. \

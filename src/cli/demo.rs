@@ -34,7 +34,7 @@ bit differs.
 
 Examples:
   df11 demo
-  df11 demo --keep demo    keep the model, its compressed folder and the restored files in demo";
+  df11 demo --keep demo    keep the model and its compressed folder in demo";
 
 /// Make a model, compress it, and prove that every bit comes back
 #[derive(Args)]

@@ -27,9 +27,9 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate Llama-3.1-8B --layout gap
-  df11 estimate Llama-3.1-405B --gpus 8x80GiB         which block goes to which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB      which block goes to which GPU
   df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67      at once
-  df11 estimate Llama-70B.df11 --gpus 24GiB,2x16GiB   of a compressed model
+  df11 estimate Llama-70B.df11 --gpus 24GiB,2x16GiB    of a compressed model
   df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto
 
 With --exponent-bits, df11 reads only the headers of the files, so sparse files of the right \

@@ -48,11 +48,11 @@ const ABOUT: &str =
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 demo                                        make a model, compress it, compare every bit
-  df11 compress Llama-3.1-8B                       to the folder Llama-3.1-8B-df11
-  df11 inspect Llama-3.1-8B-df11                   show what it holds, block by block
-  df11 decompress Llama-3.1-8B-df11 -o restored    restore the original files
-  source <(df11 completions bash)                  complete verbs and options in this shell
+  df11 demo                           make a model, compress it, compare every bit
+  df11 compress Llama-3.1-8B          to the folder Llama-3.1-8B-df11
+  df11 inspect Llama-3.1-8B-df11      show what it holds, block by block
+  df11 decompress Llama-3.1-8B-df11   restore the original files
+  source <(df11 completions bash)     complete verbs and options in this shell
 
 Exit codes:
   0    success
