@@ -48,7 +48,7 @@ const ABOUT: &str =
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 demo                           make a model, compress it, compare every bit
+  df11 demo                           make a model, compress it, check every bit
   df11 compress Llama-3.1-8B          to the folder Llama-3.1-8B-df11
   df11 inspect Llama-3.1-8B-df11      show what it holds, block by block
   df11 decompress Llama-3.1-8B-df11   restore the original files
