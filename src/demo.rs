@@ -148,7 +148,8 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
         (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
     builder.push("model.rotary_emb.inv_freq", Dtype::F32, &[32], frequencies);
     let positions = (0..64u64).flat_map(u64::to_le_bytes).collect();
-    builder.push("model.position_ids", Dtype::I64, &[1, 64], positions);
+    // Loaders of transformers and vLLM pass over what has this name in it.
+    builder.push("model.rotary_emb.inv_freq_positions", Dtype::I64, &[1, 64], positions);
     builder.push("lm_head.weight", Dtype::BF16, &[shape.vocabulary, shape.hidden], head);
     write(&folder.join("model"), shape, [first, builder.tensors])
 }
