@@ -5,6 +5,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeMap,
     fs::{self, File},
     io::Write,
     path::{Path, PathBuf},
@@ -147,7 +148,8 @@ pub fn checkpoint(folder: &Path, shape: Shape, seed: u64) -> Result<PathBuf> {
         (0..32).flat_map(|i| (1e4f32.powf(-(i as f32) / 32.0)).to_le_bytes()).collect();
     builder.push("model.rotary_emb.inv_freq", Dtype::F32, &[32], frequencies);
     let positions = (0..64u64).flat_map(u64::to_le_bytes).collect();
-    builder.push("model.position_ids", Dtype::I64, &[1, 64], positions);
+    // Loaders of transformers and vLLM pass over what has this name in it.
+    builder.push("model.rotary_emb.inv_freq_positions", Dtype::I64, &[1, 64], positions);
     builder.push("lm_head.weight", Dtype::BF16, &[shape.vocabulary, shape.hidden], head);
     write(&folder.join("model"), shape, [first, builder.tensors])
 }
@@ -176,17 +178,39 @@ fn write(folder: &Path, shape: Shape, mut shards: [Vec<DemoTensor>; 2]) -> Resul
         "tie_word_embeddings": true,
         "torch_dtype": "bfloat16",
     });
-    let tokenizer = json!({ "version": "1.0", "model": { "type": "BPE", "vocab": {} } });
     for (name, json) in [
         ("model.safetensors.index.json", index),
         ("config.json", config),
-        ("tokenizer.json", tokenizer),
+        ("tokenizer.json", tokenizer()),
+        ("tokenizer_config.json", json!({ "tokenizer_class": "PreTrainedTokenizerFast" })),
     ] {
         let path = folder.join(name);
         fs::write(&path, format!("{json:#}\n"))
             .map_err(|error| Error::io("writing", &path, error))?;
     }
     Ok(folder.to_owned())
+}
+
+/// A tokenizer whose tokens are the 256 bytes. GPT-2's alphabet shows those that do not print as
+/// letters from U+0100 on.
+fn tokenizer() -> serde_json::Value {
+    let prints = |byte| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..);
+    let mut others = '\u{100}'..;
+    let letter = |byte: u8| {
+        if prints(byte) { char::from(byte) } else { others.next().unwrap_or_default() }
+    };
+    let letters = (0..=255u8).map(letter).map(String::from);
+    let vocab: BTreeMap<String, usize> = letters.zip(0..).collect();
+    let bytes = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+    });
+    json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": bytes,
+        "decoder": bytes,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    })
 }
 
 /// Writes a safetensors file as its library would: tensors by descending dtype, then by name.

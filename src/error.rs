@@ -209,6 +209,29 @@ impl Error {
     }
 }
 
+/// A remedy for an answer of the system; none if the answer is a message of our own, which has one.
+pub fn io_remedy(error: &io::Error) -> Option<&'static str> {
+    use io::ErrorKind as Kind;
+    Some(match error.kind() {
+        Kind::StorageFull | Kind::QuotaExceeded => {
+            "free some space, or name an output on another disk (df11 estimate and df11 inspect \
+            show sizes)"
+        }
+        Kind::FileTooLarge => {
+            "raise the limit of file sizes (ulimit -f), or use a file system for larger files"
+        }
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
+            "change its permissions, or name another place"
+        }
+        Kind::NotFound if error.get_ref().is_some() => return None,
+        Kind::NotFound => "check the path",
+        Kind::NotADirectory => "check the path, a part of it is not a folder",
+        Kind::OutOfMemory => "close other programs, or use fewer threads",
+        Kind::UnexpectedEof => "the file is too short: download it again",
+        _ => "check the disk and try again",
+    })
+}
+
 /// The end of a message: its remedy, if it has one.
 fn end(remedy: Option<&String>) -> String {
     remedy.map_or_else(String::new, |remedy| format!("; {}", printable(remedy)))

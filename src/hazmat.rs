@@ -20,7 +20,7 @@
 
 pub use crate::{
     encoding::{delta, gap, stored, tile},
-    error::{is_unseen, printable},
+    error::{io_remedy, is_unseen, printable},
     float::is_coded,
     io::FileReader,
     open::{

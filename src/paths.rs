@@ -87,7 +87,7 @@ pub fn is_far(path: &Path) -> bool {
 /// [`Error::Parameter`].
 pub fn check_local(path: &Path) -> Result<()> {
     Error::unless(!is_far(path), || {
-        let problem = format!("{} is no file here", shown(path).display());
+        let problem = format!("{} is not on this machine", shown(path).display());
         Error::parameter(problem, "fetch it first: only containers are read over a network")
     })
 }

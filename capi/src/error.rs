@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::{any::Any, cell::RefCell};
 
-use df11::Error;
+use df11::{Error, hazmat::io_remedy};
 
 /// Answer of a function. Later versions may add values.
 #[repr(C)]
@@ -48,7 +48,9 @@ impl From<Error> for Failure {
             Error::Gpu { .. } => Status::Gpu,
             _ => Status::Internal,
         };
-        Self(status, error.to_string())
+        let remedy = if let Error::Io { source, .. } = &error { io_remedy(source) } else { None };
+        let end = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+        Self(status, format!("{error}{end}"))
     }
 }
 

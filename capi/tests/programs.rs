@@ -171,8 +171,14 @@ fn the_code_of_the_page_runs() {
                     void *stream, void *x, void *y, void *workspace) {";
     std::fs::write(place.path("page.c"), format!("{first}{function}{}}}", parts.concat())).unwrap();
     let Some(program) = place.compile_file(&place.path("page.c")) else { return };
-    let text = run(Command::new(program).arg(place.path("tile.df11")));
+    let text = run(Command::new(&program).arg(place.path("tile.df11")));
     assert!(text.contains(&format!("{MATRIX} BF16 524288\n")), "{text}");
+    for (arguments, end) in [(vec![], "name a container\n"), (vec!["absent"], "; check the path\n")]
+    {
+        let output = Command::new(&program).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).ends_with(end), "{output:?}");
+    }
 }
 
 /// In a folder that is a checkout with the library built, as far as the page's commands see.

@@ -92,7 +92,7 @@ def report() -> dict[str, object]:
     if others:
         text += f"; {'; '.join(others.values())}"
     elif installed:
-        text += "; each is a release that is tested"
+        text += "; all of these releases are tested"
     wanted = " ".join(f"'{name}{within(name)}'" for name in others)
     remedy = f"it may work; if not, install a tested release: pip install {wanted}"
     value = {"python": platform.python_version(), "df11": __version__, "libraries": installed}

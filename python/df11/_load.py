@@ -13,6 +13,7 @@ from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
 from ._doctor import log_newer
+from ._errors import unfit
 from ._hub import resolve_path
 from ._modules import entries, join, like, look_up, outer
 from ._origin import KEY, Origin, Weight, digest, origins, settled
@@ -114,7 +115,7 @@ def _placement(device: Any, memory: Any) -> Devices:
 def check_options(mode: str, residence: str) -> None:
     for name, value, known in (("mode", mode, MODES), ("residence", residence, RESIDENCES)):
         if value not in known:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+            raise unfit(f"{name}={value!r} is unknown", f"choose one of {', '.join(known)}")
 
 
 @torch.inference_mode(False)  # whose tensors could not be used outside of it

@@ -17,6 +17,7 @@ from . import _native
 from ._arrays import dtype_of
 from ._container import share
 from ._encoding import LEAST_BYTES, LEAST_COLUMNS, matrix_for
+from ._errors import unfit
 from ._matrices import TABLE_BYTES, Part, parts_with_arrays
 from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
@@ -165,8 +166,8 @@ def byte_count(size: int | float | str) -> int:
         return int(size)
     match = re.fullmatch(r"([0-9.]+)\s*(?:([KMGT])(I?))?B?", size.strip().upper())
     if match is None:
-        raise ValueError(
-            f'{size!r} is no number of bytes; write it as 9000000000, "9GB" or "8.5GiB"'
+        raise unfit(
+            f"{size!r} is not a number of bytes", 'write it as 9000000000, "9GB" or "8.5GiB"'
         )
     power = "KMGT".index(match[2]) + 1 if match[2] else 0
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

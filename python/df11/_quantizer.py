@@ -29,6 +29,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._container import Handed, Tensors
 from ._doctor import log_newer, mismatch
+from ._errors import unfit
 from ._hub import Expected, folder_of, wrap, wrap_resolution
 from ._link import WEIGHTS, open_folder
 from ._load import check_options, load
@@ -36,7 +37,7 @@ from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import tell_conversions
-from ._plan import Item, device_of, resolve
+from ._plan import Item, byte_count, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
@@ -73,7 +74,7 @@ class Df11Config(QuantizationConfigMixin):
     `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs). The GPU
     reads the rest from pinned host memory, and all weights with `streamed`.
 
-    Raises ValueError for unknown options and values.
+    Raises `df11.ParameterError`, a ValueError, for unknown options and values.
     """
 
     def __init__(
@@ -87,7 +88,10 @@ class Df11Config(QuantizationConfigMixin):
         check_options(mode, residence)
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
-            raise ValueError(f"Df11Config has no {', '.join(unknown)}; its options are {known}")
+            raise unfit(f"Df11Config has no {', '.join(unknown)}", f"its options are {known}")
+        for size in memory if isinstance(memory, list) else [memory]:
+            if size is not None:
+                byte_count(size)  # raises here, and not when the model has been read
         self.quant_method = Method.DF11  # type: ignore[assignment]
         self.mode, self.residence = mode, residence
         self.memory, self.streamed = memory, streamed

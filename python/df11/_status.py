@@ -116,11 +116,14 @@ class ModelReport:
             yield from self._of_orders()
         if self.siblings:
             layers = sum(map(len, self.siblings))
-            products = f"{len(self.siblings)} products by {layers} matrices, those that share x"
-            many = f"with more than {MOST_ROWS} rows each multiplies by itself"
+            products = f"{layers} matrices that share x in {len(self.siblings)} products"
+            many = f"above {MOST_ROWS} rows of x each has its own product"
             yield "at once", f"{products}; {many}"
         if why := sorted(self.ordinary.items()):
-            parts = (f"{reason}: {count} ({show(size)})" for reason, (count, size) in why)
+            parts = (
+                f"{count} tensor{'s, each' if count > 1 else ','} {reason} ({show(size)})"
+                for reason, (count, size) in why
+            )
             yield "ordinary", "; ".join(parts)
         large = [f"{name}: {reason}" for name, reason in self.large_ordinary.items()]
         if len(large) > _NAMED:

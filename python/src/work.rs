@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use df11::{Error, Observer, Stage, hazmat::pool};
+use df11::{
+    Error, Observer, Stage,
+    hazmat::{io_remedy, pool},
+};
 use pyo3::{exceptions::PyKeyboardInterrupt, intern, prelude::*};
 
 /// Longest time until Ctrl-C or progress is noticed.
@@ -183,28 +186,43 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
     }
     let exception = || -> PyResult<Bound<'_, PyAny>> {
         let class = py.import(intern!(py, "df11._errors"))?.getattr(class(error))?;
-        if let Error::Exists { path } = error {
-            let remedy = "choose another output, or replace it with overwrite=True";
-            let exception = class.call1((format!("{path} exists; {remedy}"),))?;
-            exception.setattr("remedy", remedy)?;
-            return Ok(exception);
-        }
-        let exception = class.call1((error.to_string(),))?;
+        let (message, remedy) = message(error);
+        let exception = class.call1((message,))?;
+        exception.setattr("remedy", remedy)?;
         match error {
             Error::Io { source, .. } => exception.setattr("errno", source.raw_os_error())?,
             Error::Corrupt { place, offset, .. } => {
                 exception.setattr("place", place)?;
                 exception.setattr("offset", offset)?;
             }
-            Error::Unsupported { remedy, .. }
-            | Error::NoBase { remedy, .. }
-            | Error::Parameter { remedy, .. }
-            | Error::Gpu { remedy, .. } => exception.setattr("remedy", remedy)?,
             _ => {}
         }
         Ok(exception)
     };
     exception().map_or_else(|failure| failure, PyErr::from_value)
+}
+
+/// What an exception says, and the remedy at its end, if it has one.
+fn message(error: &Error) -> (String, Option<String>) {
+    let missing = match error {
+        Error::Unsupported { remedy, .. }
+        | Error::NoBase { remedy, .. }
+        | Error::Parameter { remedy, .. }
+        | Error::Gpu { remedy, .. }
+        | Error::Corrupt { remedy: Some(remedy), .. } => {
+            return (error.to_string(), Some(remedy.clone()));
+        }
+        Error::Exists { path } => {
+            let remedy = "choose another output, or replace it with overwrite=True";
+            return (format!("{path} exists; {remedy}"), Some(remedy.to_owned()));
+        }
+        Error::Io { source, .. } => io_remedy(source),
+        Error::Corrupt { .. } => Some("download it or compress the model again"),
+        Error::Limit { .. } => Some("section 1 of the format specification lists all limits"),
+        _ => None,
+    };
+    let end = missing.map_or_else(String::new, |remedy| format!("; {remedy}"));
+    (format!("{error}{end}"), missing.map(str::to_owned))
 }
 
 const fn class(error: &Error) -> &'static str {

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,35 @@ def test_the_picture_is_what_the_records_say() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_readme_begins_with_two_commands_that_ci_runs() -> None:
+    first = next(blocks(ROOT / "README.md"))
+    commands = [line.partition("#")[0].strip() for line in first.code.splitlines()]
+    assert commands == ["cargo run --release -- demo", "cargo test"]
+    steps = (ROOT / ".ci/run").read_text(encoding="utf-8").replace("\\\n", " ")
+    assert re.search(r"^(\w+=\w+ +)*cargo test$", steps, re.M)
+
+
+def figures_of(line: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", re.sub(r"\]\([^)]*\)", "", line.partition("|")[2]))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
+def test_figures_of_packages_are_those_of_their_record(page: str) -> None:
+    """Of each package in the table of files: percent, then medians of the rates."""
+    record = json.loads((ROOT / "benches/record/2026-11-27-peers.json").read_text())
+    sources = list(dict.fromkeys(row["source"] for row in record["rows"]))
+    sources = sources[:1] if page == "README.md" else sources
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    for name in ("df11", "zipnn", "lmzip", "bigsmall", "glyd"):
+        rows = [row for row in record["rows"] if row["name"] == name and row["source"] in sources]
+        wanted = [f"{row['percent']:.2f}" for row in rows]
+        for rates in ("compress_mb_s", "decompress_mb_s"):
+            wanted += [str(round(statistics.median(row[rates]))) for row in rows]
+        begins = re.compile(rf"\| [*\[]*{name}\b", re.I)
+        told = [figures_of(line.strip("| ")) for line in lines if begins.match(line)]
+        assert any(each[: len(wanted)] == wanted for each in told), (name, wanted, told)
+
+
 def test_every_block_has_a_language_and_a_known_reason() -> None:
     for block in ALL:
         assert block.language in RUN | NO_CODE or block.language.startswith("rust"), block
@@ -162,6 +192,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_safetensors(root / "model.safetensors", tensors)
     fill_cache(root / "cache/hub/models--Qwen--Qwen3-8B", root / "Qwen3-8B")
     return root
+
+
+def test_the_guide_runs_on_the_demonstration(tmp_path: Path) -> None:
+    """The guide says to use its folder where there is no other model."""
+    pytest.importorskip("transformers")
+    demo = [sys.executable, "-m", "df11", "demo", "--keep", "demo"]
+    subprocess.run(demo, cwd=tmp_path, check=True, capture_output=True)
+    code = next(each.code for each in blocks(DOCS / "guide.md") if each.language == "python")
+    run = [sys.executable, "-c", code.replace("Qwen3-8B-df11", "demo/model-df11")]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Lossless means") and "as they were loaded" in done.stdout
 
 
 #: Runs the blocks of each page in a process of its own and in its folder, those of Python in one

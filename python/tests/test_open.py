@@ -140,6 +140,8 @@ def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     with pytest.raises(df11.IoError, match=r"opening .*absent") as caught:
         df11.open(tmp_path / "absent.df11")
     assert isinstance(caught.value, OSError) and caught.value.errno == 2
+    assert str(caught.value).endswith("; check the path")
+    assert caught.value.remedy == "check the path"
     with pytest.raises(df11.ParameterError, match=r"holds no \.df11 file; name a") as refused:
         df11.open(tmp_path)
     assert refused.value.remedy.startswith("name a container")
@@ -160,6 +162,7 @@ def test_damage_is_found(container: Path, tmp_path: Path) -> None:
     with pytest.raises(df11.CorruptError) as caught:
         df11.open(damaged)
     assert caught.value.place and caught.value.offset >= 0
+    assert caught.value.remedy and str(caught.value).endswith(caught.value.remedy)
     # In the middle of the weights: opening sees nothing, decoding and verification do.
     middle = content.index(SAMPLE["model.layers.1.scale"][2])
     damaged.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])

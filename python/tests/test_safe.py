@@ -215,7 +215,7 @@ def test_a_folder_that_lacks_a_shard(tmp_path: Path, indexed: bool) -> None:
     assert len(whole) == 3
     (tmp_path / "out/model-00002-of-00003.df11").unlink()
     name = r" \(with model-00002-of-00003\.safetensors\)" if indexed else ""
-    words = rf"of the model's 3 shards these are missing: 2{name}; fetch"
+    words = rf"shard 2 of 3 is missing{name}; fetch"
     for work in (df11.safe_open, lambda path, **_: df11.torch.load_file(path)):
         with pytest.raises(df11.ParameterError, match=words):
             work(tmp_path / "out", framework="pt")

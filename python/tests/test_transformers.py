@@ -139,9 +139,11 @@ def test_options(folders: Folders) -> None:
         (lambda: df11.Config(prefetch=True), "Df11Config has no prefetch; its options are mode, "),
         (lambda: load(folder, quantization_config={**said, "prefetch": 1}), "has no prefetch"),
         (lambda: df11.Config(mode="fast"), "choose one of exact, fused"),
+        (lambda: df11.Config(memory=["9GB", "6 gigs"]), "'6 gigs' is not a number of bytes"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(df11.ParameterError, match=words) as caught:
             refused()
+        assert str(caught.value).endswith(str(caught.value.remedy))
 
 
 def test_nothing_is_read_from_safetensors_and_nothing_initialised(
@@ -302,7 +304,7 @@ def test_what_is_refused(folders: Folders, tmp_path: Path) -> None:
     _, several = saved(load(folders.bf16("llama")), tmp_path, max_shard_size="400KB")
     shards = sorted(several.glob("*.df11"))
     shards[1].unlink()
-    missing = f"of the model's {len(shards)} shards these are missing: 2"
+    missing = f"shard 2 of {len(shards)} is missing"
     disk = {"model": "cpu", "lm_head": "disk"}
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: model.load_state_dict(df11.state_dict(model)), RuntimeError, "compressed tensor"),

@@ -119,7 +119,7 @@ def test_a_missing_container_is_named(sharded: Path, tmp_path: Path) -> None:
     folder = copy(sharded, tmp_path / "part")
     count = len(list(folder.glob("*.df11")))
     sorted(folder.glob("*.df11"))[1].unlink()
-    with pytest.raises(df11.ParameterError, match=f"{count} shards these are missing: 2"):
+    with pytest.raises(df11.ParameterError, match=f"shard 2 of {count} is missing"):
         read(folder)
 
 

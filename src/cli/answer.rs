@@ -1,9 +1,9 @@
 //! Answers of verbs in both forms, and failures. Who is at fault decides the exit code, and each
 //! message ends with a remedy.
 
-use std::io::{self, ErrorKind};
+use std::io;
 
-use df11::Error;
+use df11::{Error, hazmat::io_remedy};
 use serde_json::{Value, json};
 
 use super::{signal::interrupted_code, text::printable};
@@ -70,7 +70,7 @@ impl Failure {
             }
             Self::Incomplete(problem, _) => problem.clone(),
             Self::Output(error) => {
-                format!("writing to standard output: {error}{}", io_remedy(error))
+                format!("writing to standard output: {error}{}", end(error))
             }
         };
         printable(&message)
@@ -103,7 +103,7 @@ impl Failure {
 
 fn with_remedy(error: &Error, damaged: &str) -> String {
     match error {
-        Error::Io { source, .. } => format!("{error}{}", io_remedy(source)),
+        Error::Io { source, .. } => format!("{error}{}", end(source)),
         Error::Corrupt { remedy: None, .. } => format!("{error}; {damaged}"),
         Error::Limit { .. } => {
             format!("{error}; section 1 of the format specification lists all limits")
@@ -116,30 +116,15 @@ fn with_remedy(error: &Error, damaged: &str) -> String {
     }
 }
 
-fn io_remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-            "; free some space, or name an output on another disk (df11 estimate and df11 inspect \
-            show sizes)"
-        }
-        ErrorKind::FileTooLarge => {
-            "; raise the limit of file sizes (ulimit -f), or use a file system for larger files"
-        }
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-            "; change its permissions, or name another place"
-        }
-        // A message of our own has its remedy.
-        ErrorKind::NotFound if error.get_ref().is_some() => "",
-        ErrorKind::NotFound => "; check the path",
-        ErrorKind::NotADirectory => "; check the path, a part of it is not a folder",
-        ErrorKind::OutOfMemory => "; close other programs, or use fewer threads",
-        ErrorKind::UnexpectedEof => "; the file is too short: download it again",
-        _ => "; check the disk and try again",
-    }
+/// The end of a message about an answer of the system.
+fn end(error: &io::Error) -> String {
+    io_remedy(error).map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::ErrorKind;
+
     use super::*;
 
     #[test]

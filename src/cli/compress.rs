@@ -12,27 +12,24 @@ use df11::{
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Selection, Task, Writing, compressed_already},
+    containers::{Selection, Task, Writing, check_out, compressed_already},
     estimate::EstimateArgs,
     session::{BaseArg, Session, Threads, open_to_stream},
 };
 
 const COMPRESS_HELP: &str = "\
 Examples:
-  df11 compress Llama-3.1-8B                  to the folder Llama-3.1-8B-df11, which \
-  transformers and vLLM load
+  df11 compress Llama-3.1-8B                  to the folder Llama-3.1-8B-df11
   df11 compress Llama-3.1-8B -o llama.df11    to one self-contained file
   df11 compress model.safetensors             to the file model.df11
-  df11 compress Llama-3.1-8B --dry-run        show the sizes and write nothing
-  df11 compress FLUX.1-dev                    a diffusers pipeline, to the folder FLUX.1-dev-df11
-  df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache, where hf download \
-  puts it
-  df11 compress Qwen3-8B-DF11                 a checkpoint of the official DFloat11 package
-  df11 compress Qwen3-8B-tune --base Qwen/Qwen3-8B    a fine-tune, as its differences from the \
-  model that it was trained from
+  df11 compress Llama-3.1-8B --dry-run        show the sizes, write nothing
+  df11 compress FLUX.1-dev                    a diffusers pipeline
+  df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache
+  df11 compress Qwen3-8B-DF11                 a checkpoint of DFloat11
+  df11 compress tune --base Qwen/Qwen3-8B     a fine-tune, as its differences
 
-The output gets its name after it has been verified. df11 decompress restores the same files, \
-byte for byte.
+Transformers and vLLM load folders. The output gets its name after it has been verified. \
+df11 decompress restores the same files, byte for byte.
 
 A pipeline is a folder with model_index.json. Each component with weights is compressed as if it \
 were alone, and pipeline.df11 records all other files. df11 verify, inspect, convert and \
@@ -72,12 +69,11 @@ pub(super) struct Compress {
     /// Do not write a model card (README.md, or DF11.md if the model has a README.md) into a folder
     #[arg(long, conflicts_with = "dry_run")]
     no_card: bool,
-    /// Store a value that other programs read under this key, as in tool.setting=value; repeatable
+    /// Store a value under a key for other programs, such as tool.setting=value; repeatable
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value, conflicts_with = "dry_run")]
     metadata: Vec<(String, String)>,
-    /// Store BF16 tensors as their differences from those of this model where that is smaller: of
-    /// the model that was fine-tuned; a path, or a repository in the Hugging Face cache. The output
-    /// needs it for decoding
+    /// Store a fine-tune as its differences from this model, from which it was trained: a path, or
+    /// a repository in the Hugging Face cache. Decoding needs this model too
     #[arg(long, value_name = "BASE")]
     base: Option<PathBuf>,
     /// Show the sizes and write nothing, as df11 estimate does
@@ -183,6 +179,7 @@ impl Convert {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
         let card = (!self.no_card).then(Card::default);
         let options = self.writing.options()?.card(card);
+        check_out(&self.out)?;
         let start = Instant::now();
         let models = open_to_stream(&self.source, &self.base)?;
         if self.writing.force {

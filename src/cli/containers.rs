@@ -1,5 +1,4 @@
-//! Parts shared by the verbs that make containers: their arguments, their output, and the sizes
-//! that they answer, of each model and in sum.
+//! Parts shared by the verbs that make containers: their arguments, and their output.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,19 +7,19 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use df11::{
-    CompressOptions, Dtype, Error, Layout, Model, Observer, Report, Sources,
+    CompressOptions, Error, Layout, Model, Observer, Report, Sources,
     hazmat::{
         Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
         gap::GapGeometry,
-        is_coded,
     },
-    source::{Component, LeftOut},
+    source::Component,
 };
 use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
+    reports::Reports,
     session::{Session, Threads, add_removed, tidy},
     text::{self, printable},
 };
@@ -28,7 +27,7 @@ use super::{
 /// Which files of a source folder are compressed.
 #[derive(Args, Clone, Default)]
 pub(super) struct Selection {
-    /// Compress a variant of the weights where there is one: fp16 means model.fp16.safetensors
+    /// Compress this variant of the weights: fp16 stands for model.fp16.safetensors
     #[arg(long, value_name = "NAME", conflicts_with = "all_files")]
     variant: Option<String>,
     /// Keep every file that is not hidden, in one container: also weights that the index does not
@@ -46,6 +45,7 @@ impl Selection {
     ) -> Result<(Sources, PathBuf), Failure> {
         let default = || default_out(place, self.all_files);
         let out = out.cloned().map_or_else(default, Ok)?;
+        check_out(&out)?;
         if self.all_files && out.extension().is_none_or(|extension| extension != "df11") {
             let problem = "--all-files writes one container: loaders would read all of a folder's, \
                            also weights that the index does not name";
@@ -149,8 +149,7 @@ impl Writing {
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// How BF16 tensors are stored (with raw all tensors, as they are) [default: tile, or gap if
-    /// one of its numbers is given]
+    /// Layout of compressed BF16 tensors [default: tile, or gap if one of its options is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
     /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]
@@ -163,11 +162,11 @@ pub(super) struct LayoutArgs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum LayoutName {
-    /// Huffman-coded pairs of exponents in tiles; tensors that would grow stay raw
+    /// Tiles of 32 rows and 256 columns, each decoded alone; the fastest on GPUs
     Tile,
-    /// Huffman-coded exponents with a gap array, as in the paper; tensors that would grow stay raw
+    /// One bitstream with a gap array, as in the DFloat11 paper
     Gap,
-    /// Not compressed
+    /// No compression, for any tensor
     Raw,
 }
 
@@ -193,9 +192,13 @@ impl LayoutArgs {
 
 /// Ends an answer with the way to load what was written.
 pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
-    let python = Loading::of(out).python;
+    let Loading { python, is_served, .. } = Loading::of(out);
     answer.text.push_str("\n\nLoad it with Python:");
     answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
+    if is_served {
+        let hint = "\nFor speed on a GPU, add quantization_config=df11.Config(residence=\"fast\")";
+        answer.text.push_str(hint);
+    }
     if out.is_file() && has_config(out) {
         let mut folder = out.with_extension("").into_os_string();
         folder.push("-df11");
@@ -246,6 +249,15 @@ pub(super) fn named(path: &Path) -> Result<PathBuf, Error> {
     path.canonicalize().map_err(|error| Error::io("opening", path, error))
 }
 
+/// Refuses the name of a file of weights: a folder of containers would get it.
+pub(super) fn check_out(out: &Path) -> Result<(), Failure> {
+    if out.extension().is_none_or(|extension| extension != "safetensors") {
+        return Ok(());
+    }
+    let problem = format!("{} would be a folder of containers", out.display());
+    Err(Error::parameter(problem, "end the name of a file in .df11").into())
+}
+
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
     Error::parameter(format!("{} is already compressed", path.display()), remedy).into()
@@ -265,164 +277,4 @@ pub(super) fn of_component(folder: &str, mut json: Value) -> Value {
 /// Bytes of the containers of a model.
 pub(super) fn container_bytes(model: &Model) -> u64 {
     model.shards().iter().map(Shard::file_length).fold(0, u64::saturating_add)
-}
-
-/// The reports of all models at a path.
-pub(super) struct Reports {
-    /// Reports by the folder of the model.
-    models: Vec<(String, Report)>,
-    pub(super) total: Report,
-}
-
-impl Reports {
-    /// Joins models with their reports, which come in the same order.
-    pub(super) fn new<M>(models: &[Component<M>], reports: Vec<Report>) -> Self {
-        let total = Report::sum(&reports);
-        let folders = models.iter().map(|component| component.folder.clone());
-        Self { models: folders.zip(reports).collect(), total }
-    }
-
-    /// Sizes, bits and counts, a line each; of a pipeline with a table of its components.
-    pub(super) fn text(&self) -> String {
-        let mut text = text_of(&self.total);
-        if self.models.len() > 1 {
-            text.push_str("\n\n");
-            text.push_str(&self.table());
-            text.push('\n');
-        }
-        text
-    }
-
-    /// The files that are in no container and are not hidden, if there are any.
-    fn lost(&self) -> Option<String> {
-        let lost = self.total.left_out.iter().filter(|file| !file.is_hidden());
-        let paths: Vec<String> = lost.map(|file| printable(&file.path)).collect();
-        (!paths.is_empty()).then(|| paths.join(", "))
-    }
-
-    fn table(&self) -> String {
-        let header = ["  component", "original", "stored", "ratio", "compressed", "raw"];
-        let row = |(name, report): (&str, &Report)| {
-            let ratio = match report.original_bytes() {
-                0 => "–".to_owned(),
-                _ => text::percent(report.ratio()),
-            };
-            [
-                format!("  {}", printable(name)),
-                text::bytes(report.original_bytes()),
-                text::bytes(report.stored_bytes),
-                ratio,
-                report.coded_tensors.to_string(),
-                report.raw_tensors.to_string(),
-            ]
-        };
-        let models = self.models.iter().map(|(folder, report)| (component_name(folder), report));
-        let table = text::table(header, models.chain([("total", &self.total)]).map(row));
-        let mut lines: Vec<String> = table.lines().map(str::to_owned).collect();
-        for (line, (_, report)) in lines[1..].iter_mut().zip(&self.models) {
-            if report.coded_tensors == 0 && report.raw_tensors > 0 {
-                let dtypes: Vec<&str> = report.raw_bytes.keys().map(|dtype| dtype.name()).collect();
-                *line = format!("{line}  {}: not compressed", dtypes.join(", "));
-            }
-        }
-        lines.join("\n")
-    }
-
-    /// The sizes for programs.
-    pub(super) fn json(&self, task: &Task<'_>, seconds: f64) -> Value {
-        let mut json = json_of(&self.total);
-        task.add_to(&mut json, self.total.source_bytes, seconds);
-        if self.models.len() > 1 {
-            let models = self.models.iter();
-            json["components"] =
-                models.map(|(folder, report)| of_component(folder, json_of(report))).collect();
-        }
-        json
-    }
-}
-
-fn text_of(report: &Report) -> String {
-    let result = match report.coded_tensors {
-        0 => "nothing is compressed".to_owned(),
-        _ => text::percent(report.ratio()),
-    };
-    let (original, stored) =
-        (text::bytes(report.original_bytes()), text::bytes(report.stored_bytes));
-    let mut lines = vec![format!("  size      {original} → {stored} ({result})")];
-    if report.coded_weights > 0 {
-        lines.push(format!(
-            "  weights   {:.2} bits per weight; the entropy limit is {:.2}",
-            report.bits_per_weight(),
-            report.entropy_limit()
-        ));
-    }
-    if report.delta_weights > 0 {
-        let bits = 8.0 * report.delta_bytes as f64 / report.delta_weights as f64;
-        lines.push(format!(
-            "  base      {} as differences from it, {bits:.3} bits per weight",
-            text::count(report.delta_tensors, "tensor")
-        ));
-    }
-    lines.push(format!(
-        "  tensors   {} compressed, {} raw, {}; {} in {}",
-        report.coded_tensors,
-        report.raw_tensors,
-        text::count(report.alias_tensors, "alias"),
-        text::count(report.blocks, "block"),
-        text::count(report.shards, "container")
-    ));
-    if !report.raw_bytes.is_empty() {
-        lines.push(format!("  raw       {}", raw(report)));
-    }
-    for left_out in &report.left_out {
-        lines.push(format!("  left out  {}: {}", printable(&left_out.path), left_out.reason));
-    }
-    lines.extend(report.notes.iter().map(|note| format!("  note      {}", printable(note))));
-    lines.join("\n")
-}
-
-/// Says which weights are stored as they are, and why.
-fn raw(report: &Report) -> String {
-    let of_dtype = |(dtype, &bytes): (&Dtype, &u64)| {
-        let reason = match dtype {
-            dtype if is_coded(*dtype) => "small, would not shrink, or --layout raw",
-            _ => "no float that is compressed",
-        };
-        format!("{} of {} ({reason})", text::bytes(bytes), dtype.name())
-    };
-    report.raw_bytes.iter().map(of_dtype).collect::<Vec<_>>().join(", ")
-}
-
-/// Files that were found and left out, for programs.
-pub(super) fn left_out_json(files: &[LeftOut]) -> Value {
-    files.iter().map(|file| json!({ "path": file.path, "reason": file.reason })).collect()
-}
-
-fn json_of(report: &Report) -> Value {
-    let raw_bytes: serde_json::Map<String, Value> = report
-        .raw_bytes
-        .iter()
-        .map(|(dtype, bytes)| (dtype.name().to_owned(), json!(bytes)))
-        .collect();
-    json!({
-        "source_bytes": report.source_bytes,
-        "side_bytes": report.side_bytes,
-        "stored_bytes": report.stored_bytes,
-        "stored_side_bytes": report.stored_side_bytes,
-        "ratio": report.ratio(),
-        "bits_per_weight": report.bits_per_weight(),
-        "entropy_bits_per_weight": report.entropy(),
-        "coded_weights": report.coded_weights,
-        "coded_tensors": report.coded_tensors,
-        "delta_tensors": report.delta_tensors,
-        "delta_weights": report.delta_weights,
-        "delta_bytes": report.delta_bytes,
-        "raw_tensors": report.raw_tensors,
-        "raw_bytes": raw_bytes,
-        "alias_tensors": report.alias_tensors,
-        "blocks": report.blocks,
-        "shards": report.shards,
-        "left_out": left_out_json(&report.left_out),
-        "notes": report.notes,
-    })
 }

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Task, component_name, left_out_json, named, of_component},
+    containers::{Task, component_name, named, of_component},
+    reports::left_out_json,
     session::{BaseArg, Session, Threads, add_removed, open_to_stream, tidy},
     text,
 };

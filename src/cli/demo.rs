@@ -34,7 +34,7 @@ bit differs.
 
 Examples:
   df11 demo
-  df11 demo --keep demo    keep the model, its compressed folder and the restored files in demo";
+  df11 demo --keep demo    keep the model and its compressed folder in demo";
 
 /// Make a model, compress it, and prove that every bit comes back
 #[derive(Args)]
@@ -66,6 +66,8 @@ impl Demo {
             let mut answer = demonstrate(folder, self.seed, self.device, session)?;
             if self.keep.is_some() {
                 add_folder(&mut answer, folder)?;
+            } else {
+                answer.text.push_str("\n\nThe files are deleted; --keep FOLDER keeps them.");
             }
             Ok(answer)
         })
@@ -229,8 +231,8 @@ impl Outcome<'_> {
         let text = format!(
             "A model with seeded weights: {} of tensors, seed {}, {} threads, decoded by {}\n\n\
              {}\n\n\
-             tensors {} → {} ({}), {:.2} bits per BF16 weight instead of 16\n\
-             files   {} in {}, where the tied head is stored twice\n\n{}\n\n\
+             tensors    {} → a container of {} ({}), {:.2} bits per BF16 weight instead of 16\n\
+             originals  {} in {}, where the tied head is stored twice\n\n{}\n\n\
              Every bit came back: {} tensors and {} files are the same as before.",
             text::bytes(distinct),
             self.seed,

@@ -19,8 +19,8 @@ use super::{
 
 #[derive(Args, Clone, Copy)]
 pub(super) struct DeviceArgs {
-    /// Decode on the cpu, the first usable gpu, the GPU with this number, or auto: on a GPU if
-    /// that is faster
+    /// Where to decode: on a GPU if that is faster (auto), the CPU (cpu), the first usable GPU
+    /// (gpu), or the GPU with this number
     #[arg(long, value_name = "auto|cpu|gpu|N", default_value = "auto")]
     device: Choice,
 }
@@ -83,7 +83,7 @@ impl DeviceArgs {
             Choice::Cpu => Chosen::cpu(None),
             Choice::Gpu(ordinal) => on_gpu(model, ordinal)?,
             Choice::Auto if only_large && is_small(model) => Chosen::cpu(Some(
-                "the CPU has decoded so little before a GPU has started".to_owned(),
+                "the model is so small that the CPU is faster than starting a GPU".to_owned(),
             )),
             Choice::Auto => where_possible(model, session)?,
         };

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::{
     answer::{Answer, Failure},
-    containers::{LayoutArgs, Reports, Selection, Task, compressed_already},
+    containers::{LayoutArgs, Selection, Task, compressed_already},
+    reports::Reports,
     session::{Session, Threads},
     text,
 };
@@ -26,11 +27,10 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 estimate Llama-3.1-8B
   df11 estimate Llama-3.1-8B --layout gap
-  df11 estimate Llama-3.1-405B --gpus 8x80GiB              which block goes to which GPU
-  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67    the same, in an instant
-  df11 estimate Llama-3.1-70B.df11 --gpus 24GiB,2x16GiB    for a compressed model
-  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto    how much of it fits in the \
-  fast layout
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB      which block goes to which GPU
+  df11 estimate Llama-3.1-405B --gpus 8x80GiB --exponent-bits 2.67      at once
+  df11 estimate Llama-70B.df11 --gpus 24GiB,2x16GiB    of a compressed model
+  df11 estimate Llama-3.1-8B-df11 --gpus 16GB --residence auto
 
 With --exponent-bits, df11 reads only the headers of the files, so sparse files of the right \
 length are enough.";

@@ -60,12 +60,13 @@ impl FromStr for Gpus {
     }
 }
 
-/// `80GB`, `79.5 GiB`, `500MB`, `1000000`: decimal and binary units, as everywhere.
+/// `80GB`, `79.5 GiB`, `500MB`: decimal and binary units, as everywhere. A number without a unit
+/// is refused: people mean gigabytes.
 #[expect(clippy::cast_sign_loss, reason = "no sign is read")]
 fn bytes(text: &str) -> Option<u64> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let scale = match text[end..].trim_start().to_ascii_uppercase().as_str() {
-        "" | "B" => 1,
+        "B" => 1,
         "MB" | "M" => 1_000_000,
         "GB" | "G" => 1_000_000_000,
         "TB" | "T" => 1_000_000_000_000u64,
@@ -154,8 +155,8 @@ mod tests {
         let read = |text: &str| text.parse::<Gpus>().map(|gpus| gpus.0);
         assert_eq!(read("8x80GB"), Ok(vec![80_000_000_000; 8]));
         assert_eq!(read("24GiB, 2×16 gb"), Ok(vec![24 << 30, 16_000_000_000, 16_000_000_000]));
-        assert_eq!(read("1.5MiB,500,1.5MB"), Ok(vec![3 << 19, 500, 1_500_000]));
-        for bad in ["", "x80GB", "0x80GB", "80KB", "-1GB", "8x", "2000x80GB", "1..5GB"] {
+        assert_eq!(read("1.5MiB,500B,1.5MB"), Ok(vec![3 << 19, 500, 1_500_000]));
+        for bad in ["", "80", "x80GB", "0x80GB", "80KB", "-1GB", "8x", "2000x80GB", "1..5GB"] {
             assert!(read(bad).is_err(), "{bad}");
         }
     }

@@ -25,6 +25,7 @@ mod gpus;
 mod help;
 mod inspect;
 mod measure;
+mod reports;
 mod session;
 mod signal;
 mod text;
@@ -47,11 +48,11 @@ const ABOUT: &str =
 
 const AFTER_HELP: &str = "\
 Examples:
-  df11 demo                                        make a model, compress it, compare every bit
-  df11 compress Llama-3.1-8B                       to the folder Llama-3.1-8B-df11
-  df11 inspect Llama-3.1-8B-df11                   show what it holds, block by block
-  df11 decompress Llama-3.1-8B-df11 -o restored    restore the original files
-  source <(df11 completions bash)                  complete verbs and options in this shell
+  df11 demo                           make a model, compress it, check every bit
+  df11 compress Llama-3.1-8B          to the folder Llama-3.1-8B-df11
+  df11 inspect Llama-3.1-8B-df11      show what it holds, block by block
+  df11 decompress Llama-3.1-8B-df11   restore the original files
+  source <(df11 completions bash)     complete verbs and options in this shell
 
 Exit codes:
   0    success
@@ -124,5 +125,17 @@ mod tests {
     #[test]
     fn arguments_are_consistent() {
         super::Cli::command().debug_assert();
+    }
+
+    /// Longer ones wrap in a terminal of 80 columns, into lines that look like examples.
+    #[test]
+    fn examples_of_the_help_fit_a_terminal() {
+        let command = super::Cli::command();
+        for verb in command.get_subcommands().chain([&command]) {
+            let help = verb.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in help.lines().filter(|line| line.starts_with("  ")) {
+                assert!(line.chars().count() <= 80, "{}: {line}", verb.get_name());
+            }
+        }
     }
 }

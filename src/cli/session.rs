@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::Args;
+use clap::{
+    Args,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use df11::{
     Error, Models, Observer, OpenOptions, Stage,
     hazmat::{Leftover, TemporaryFolder, remove_leftovers},
@@ -30,7 +33,7 @@ pub(super) struct Session {
     /// Print the result as one JSON document
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// Print nothing but errors and the names of files that are left out
+    /// Print only errors and the names of files that are left out
     #[arg(short, long, global = true)]
     quiet: bool,
 }
@@ -64,7 +67,7 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, Failure> {
 
 #[derive(Args, Clone, Default)]
 pub(super) struct BaseArg {
-    /// The base of a model that was compressed with --base, if it is not where it was then
+    /// The base of a model that was compressed with --base, if it has moved since
     #[arg(long, value_name = "BASE")]
     base: Option<PathBuf>,
 }
@@ -216,7 +219,21 @@ pub(super) fn fail_usage(usage: &clap::Error, arguments: &[OsString]) -> u8 {
     }
     // If standard error is closed, nobody can read this.
     let _ = usage.print();
+    if is_second_path(usage, arguments) {
+        let _ = writeln!(io::stderr(), "Name the output with -o.");
+    }
     code
+}
+
+/// Whether an output was named as `cp` takes it.
+fn is_second_path(usage: &clap::Error, arguments: &[OsString]) -> bool {
+    let verbs = ["compress", "convert", "decompress"];
+    let Some(ContextValue::String(extra)) = usage.get(ContextKind::InvalidArg) else {
+        return false;
+    };
+    usage.kind() == ErrorKind::UnknownArgument
+        && !extra.starts_with('-')
+        && arguments.iter().any(|argument| verbs.iter().any(|verb| argument == verb))
 }
 
 /// Writes to standard output. A reader that has gone away, as `head` does, is no failure.

@@ -18,7 +18,7 @@ const AFTER_HELP: &str = "\
 Examples:
   df11 verify Llama-3.1-8B.df11
   df11 verify --level checksums Llama-3.1-8B-df11/ && echo good
-  df11 verify --device gpu Llama-3.1-8B.df11    check that a GPU decodes every bit
+  df11 verify --device gpu Llama-3.1-8B.df11  check that a GPU decodes every bit
 
 Exit code 1 means that a container is damaged; 2 that some of it could not be checked, or that \
 shards are missing.";

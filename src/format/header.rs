@@ -190,9 +190,9 @@ impl Header {
         if stated != actual_length {
             let problem = format!(
                 "the file has {actual_length} bytes and its header says {stated}; it is truncated \
-                or has trailing bytes, fetch it again"
+                or has trailing bytes"
             );
-            return Err(corrupt(offset_of!(Self, file_length), problem));
+            return Err(corrupt(offset_of!(Self, file_length), problem).remedied("fetch it again"));
         }
         self.check_directory_length()?;
         let offset = self.directory_offset.get();

@@ -63,9 +63,9 @@ impl Shard {
     /// Compares the checksum of a chunk's bytes, and remembers that it is right.
     pub(super) fn accept_checksum(&self, chunk: usize, checksum: u32) -> Result<()> {
         if checksum != self.directory.checksums[chunk].get() {
-            let problem = "the checksum of the 1 MiB from here on does not match; the file is \
-            damaged, fetch it again";
-            return Err(self.corrupt(self.chunks[chunk].start, problem));
+            let problem =
+                "the checksum of the 1 MiB from here on does not match: the file is damaged";
+            return Err(self.corrupt(self.chunks[chunk].start, problem).remedied("fetch it again"));
         }
         self.checked[chunk / 64].fetch_or(1 << (chunk % 64), Ordering::Release);
         Ok(())

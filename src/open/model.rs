@@ -148,13 +148,17 @@ impl Model {
     /// [`Error::Parameter`].
     pub fn check_complete(&self) -> Result<()> {
         Error::unless(self.is_complete(), || {
-            let numbers = some(self.missing_shards().iter().map(|index| index + 1));
-            let mut problem = format!("of the model's {} shards", self.shard_count());
-            problem = format!("{problem} these are missing: {numbers}");
+            let missing = self.missing_shards();
+            let numbers = some(missing.iter().map(|index| index + 1));
+            let (noun, verb) = if missing.len() == 1 { ("shard", "is") } else { ("shards", "are") };
+            let mut problem = format!("{noun} {numbers} of {} {verb} missing", self.shard_count());
             if let Ok(files @ [_, ..]) = self.missing_files().as_deref() {
                 problem = format!("{problem} (with {})", some(files));
             }
-            Error::parameter(problem, "fetch them, and open the folder that holds all")
+            Error::parameter(
+                problem,
+                "fetch what is missing, and name the folder that holds all shards",
+            )
         })
     }
 

@@ -321,9 +321,8 @@ fn open_directory(reader: &dyn ReadAt, path: &Path) -> Result<(Header, Directory
     let head = fetch(reader, path, 0..size.min(HEAD_BYTES))?;
     Header::check_version(&head)?;
     if size < HEAD_BYTES + HEADER_BYTES {
-        let problem =
-            format!("{size} bytes are too few for a df11 file; it is truncated, fetch it again");
-        return Err(Error::corrupt("file", 0, problem));
+        let problem = format!("{size} bytes are too few for a df11 file: it is truncated");
+        return Err(Error::corrupt("file", 0, problem).remedied("fetch it again"));
     }
     let (header_bytes, rest) =
         head.split_first_chunk().expect("the head is longer than the header");

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
+    path::Path,
     sync::LazyLock,
 };
 
@@ -105,6 +106,10 @@ impl Index {
     pub(super) fn check_files(&self, present: &BTreeSet<&str>) -> Result<()> {
         let missing = self.files.keys().find(|file| !present.contains(file.as_str()));
         let Some(file) = missing else { return Ok(()) };
+        if present.contains(&*Path::new(file).with_extension("df11").to_string_lossy()) {
+            let problem = format!("{file} is already compressed");
+            return Err(Error::parameter(problem, "name the folder of one model"));
+        }
         let problem = format!("{} names {file}, which is missing", self.path);
         let remedy = "download the missing file, or name a single file instead of the folder";
         Err(Error::parameter(problem, remedy))
@@ -227,13 +232,12 @@ pub(super) fn check_variant(found: &[Found], wanted: Option<&str>) -> Result<()>
     if names.contains(wanted) {
         return Ok(());
     }
-    let there = if names.is_empty() {
-        "there are none".to_owned()
-    } else {
-        format!("there are {}", names.into_iter().collect::<Vec<_>>().join(", "))
-    };
-    let remedy = format!("{there}; leave --variant out to take the default weights");
-    Err(Error::parameter(format!("no weights file is of the variant {wanted}"), remedy))
+    let mut problem = format!("no weights file is of the variant {wanted}");
+    if !names.is_empty() {
+        let names = names.into_iter().collect::<Vec<_>>().join(", ");
+        problem = format!("{problem}, only of {names}");
+    }
+    Err(Error::parameter(problem, "leave --variant out to take the default weights"))
 }
 
 /// Why the files of a variant are left out.

@@ -83,6 +83,7 @@ fn a_demonstration_counts_a_tied_head_once() {
 #[test]
 fn a_kept_demonstration_goes_on() {
     let fixture = Fixture::new();
+    assert!(fixture.good("demo --device cpu").ends_with("--keep FOLDER keeps them.\n"));
     let said = fixture.good("demo --keep kept");
     assert!(said.contains("df11 inspect kept/model-df11"), "{said}");
     assert!(said.contains("from_pretrained(\"kept/model-df11\""), "{said}");
@@ -103,6 +104,37 @@ fn a_container_is_not_compressed_again() {
             assert!(!text(&output.stderr).contains("--gpus"), "{}", text(&output.stderr));
         }
     }
+}
+
+#[test]
+fn common_mistakes_are_told_what_to_type() {
+    let fixture = Fixture::new();
+    let assert_usage = |line: &str, part: &str| {
+        let output = fixture.run(line);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(part), "{}", text(&output.stderr));
+    };
+    for verb in ["compress", "convert", "decompress"] {
+        assert_usage(&format!("{verb} model model-df11"), "Name the output with -o.");
+    }
+    assert_usage("estimate model --gpus 80", "write 80GiB");
+    let line = "compress model -o model.safetensors";
+    fixture.fails(line, 2, &["would be a folder of containers", ".df11"]);
+    fixture.fails("convert model.df11 -o back.safetensors", 2, &["would be a folder"]);
+    fixture.fails("compress model --variant fp16", 2, &["of the variant fp16; leave --variant"]);
+    // The folder of a demonstration holds a model and a compressed one.
+    fixture.good("compress model -o model-df11");
+    fs::remove_file(&fixture.container).unwrap();
+    fixture.fails("compress . -o all", 2, &["is already compressed", "folder of one model"]);
+}
+
+#[test]
+fn tensors_are_counted_in_words() {
+    let fixture = Fixture::new();
+    let said = fixture.good("compress model -o new.df11");
+    assert!(said.contains("raw (uncompressed)"), "{said}");
+    assert!(said.contains("(not a float of 8, 16 or 32 bits)"), "{said}");
+    assert!(!said.contains(" 0 "), "{said}");
 }
 
 #[test]
@@ -156,7 +188,11 @@ fn conversion_gives_what_compression_gives() {
     let damaged = ["model.df11", "damaged"];
     fixture.fails("convert model.df11 -o out.df11 --layout=tile", 1, &damaged);
     fs::remove_file(fixture.path("folder/model-00002-of-00002.df11")).unwrap();
-    fixture.fails("convert folder -o out.df11", 2, &["open the folder that holds all"]);
+    fixture.fails(
+        "convert folder -o out.df11",
+        2,
+        &["shard 2 of 2 is missing", "holds all shards"],
+    );
     assert_eq!(fixture.names(), before);
 }
 
@@ -216,7 +252,7 @@ fn the_cpu_decodes_where_it_is_sooner_done_or_asked_for() {
     let device = &fixture.json("verify model.df11")["device"];
     assert_eq!((&device["kind"], &device["ordinal"]), (&"cpu".into(), &Value::Null));
     let reason = device["reason"].as_str().unwrap();
-    assert!(reason.contains("before a GPU has started"), "{reason}");
+    assert!(reason.contains("faster than starting a GPU"), "{reason}");
     let device = &fixture.json("verify model.df11 --device cpu")["device"];
     assert_eq!((&device["kind"], &device["reason"]), (&"cpu".into(), &Value::Null));
     assert!(fixture.json("verify model.df11 --level checksums")["device"].is_null());
@@ -540,5 +576,5 @@ fn estimate_tells_which_gpu_holds_what() {
     assert_eq!(taken("auto"), fast);
     fixture.fails("estimate model.df11", 2, &["already compressed", "df11 inspect"]);
     let parts = ["GPU 0 of the plan may use 1000 bytes", "more GPUs"];
-    fixture.fails("estimate model --gpus 1000", 2, &parts);
+    fixture.fails("estimate model --gpus 1000B", 2, &parts);
 }

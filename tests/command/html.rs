@@ -172,7 +172,7 @@ fn a_browser_draws_it() {
     assert!(said["caption"].as_str().unwrap().starts_with("exponent 12"), "{said}");
     assert!(said["block"].as_str().unwrap().starts_with("block:"), "{said}");
     assert!(said["sort"].as_str().unwrap().starts_with("stored"), "{said}");
-    assert!(dom.contains("no float that is compressed") && dom.contains("of 256 values occur"));
+    assert!(dom.contains("not a float of 8, 16 or 32 bits") && dom.contains("of 256 values occur"));
 }
 
 #[test]

@@ -81,7 +81,11 @@ fn another_decoder_gives_the_same_answers() {
 fn what_a_decoder_makes_up_or_fails_at_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let model = df11::open(demo::tiny_container(folder.path()).unwrap()).unwrap();
-    for victim in ["model.layers.2.mlp.up_proj.weight", "model.position_ids", "lm_head.weight"] {
+    for victim in [
+        "model.layers.2.mlp.up_proj.weight",
+        "model.rotary_emb.inv_freq_positions",
+        "lm_head.weight",
+    ] {
         for fails in [false, true] {
             let mut liar = Ahead::of(&model);
             let mut bytes = liar.tensors.remove(victim).unwrap();

@@ -36,12 +36,12 @@ Examples:
 #[derive(Args)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct Doctor {
-    /// Folder in which to test free space and memory mapping [default: the temporary folder], and
-    /// to look for models and for leftovers of killed runs [default: the current folder]
+    /// Folder to test (space, memory mapping) and to search for models and leftovers of killed
+    /// runs [default: test the temporary folder, search the current one]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
 
-    /// First finish a save into the folder that was interrupted while files got their names
+    /// Finish an interrupted save into the folder first
     #[arg(long, requires = "folder")]
     finish: bool,
 }

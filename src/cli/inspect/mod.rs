@@ -32,9 +32,8 @@ Examples:
   df11 inspect Llama-3.1-8B.df11
   df11 inspect Llama-3.1-8B.df11 --entropy --histogram
   df11 inspect Llama-3.1-8B.df11 --picture llama.svg
-  df11 inspect Llama-3.1-8B.df11 --html llama.html          a page with charts, all tensors \
-  and a search
-  df11 inspect gap.df11 tile.df11 --html comparison.html    two containers, side by side
+  df11 inspect Llama-3.1-8B.df11 --html llama.html    a page with a search
+  df11 inspect gap.df11 tile.df11 --html both.html    two containers compared
   df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'
 
 The entropy limit is the fewest bits that a weight can take with one code per tensor: 8 for sign \
@@ -54,7 +53,8 @@ pub(super) struct Inspect {
     /// List the tensors of each block
     #[arg(long)]
     tensors: bool,
-    /// Measure the entropy of the exponents, which decodes all weights; auto: up to 256 MiB
+    /// Measure the entropy of the exponents, which decodes all weights: always if no WHEN is given;
+    /// auto stands for models of up to 256 MiB
     #[arg(
         long, value_enum, value_name = "WHEN", default_value_t = When::Auto, num_args = 0..=1,
         default_missing_value = "always", require_equals = true

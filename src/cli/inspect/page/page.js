@@ -240,7 +240,7 @@ const COLUMNS = [
   ["decoded", "", "decoded_bytes"], ["stored", "", "stored_bytes"],
   ["bits/weight", "", "bits_per_weight"], ["entropy limit", "", "entropy_bits_per_weight"],
 ];
-if (other) COLUMNS.push([`stored, ${other.name}`, "", "twin"], ["bits the same", "text", "same"]);
+if (other) COLUMNS.push([`stored, ${other.name}`, "", "twin"], ["same bits", "text", "same"]);
 let sorted = null, descending = false, shown = PAGE, wanted = "";
 
 function matching() {
@@ -315,7 +315,7 @@ function comparison() {
     ? "The same identity: both give back the same files, byte for byte."
     : `Different identities: ${equal} of ${number(model.files.length)} files are the same.`;
   const columns = [
-    ["tensors", "text"], ["number", ""], ["stored", ""], ["first of them", "text name"],
+    ["tensors", "text"], ["number", ""], ["stored", ""], ["first names", "text name"],
   ];
   const rows = kinds.map(([name, list]) => [
     name, number(list.length), bytes(sum(list.map((tensor) => tensor.stored_bytes))),
@@ -337,7 +337,7 @@ function reason({ encoding, dtype, decoded_bytes, target }) {
   if (encoding === "alias") return [null, `the same bytes as ${target}`];
   if (encoding !== "raw") return [null, ""];
   if (!data.coded_dtypes.includes(dtype)) {
-    return ["not compressed", "no float that is compressed"];
+    return ["not compressed", "not a float of 8, 16 or 32 bits"];
   }
   if (decoded_bytes < data.small_bytes) {
     return ["small", "a tensor this small would save almost nothing"];
