@@ -53,13 +53,10 @@ def changes_of(root: nn.Module, origin: Origin) -> Changes:
     differing = [
         name
         for name, entry in now.items()
-        if name in held
-        and (not is_same(name, entry, held[name]) or _is_untied(held[name], now))
+        if name in held and (not is_same(name, entry, held[name]) or _is_untied(held[name], now))
     ]
     new = {
-        name: entry.value
-        for name, entry in now.items()
-        if name not in held and entry.is_persistent
+        name: entry.value for name, entry in now.items() if name not in held and entry.is_persistent
     }
     return Changes([name for name in held if name not in now], differing, new)
 

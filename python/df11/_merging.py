@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._container import in_both, is_there, naming
+from ._added import in_both, is_there, naming
 from ._errors import unfit
 from ._link import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
