@@ -8,8 +8,8 @@ import contextlib
 import gc
 import inspect
 import json
-import shutil
 import re
+import shutil
 import subprocess
 import sys
 import warnings
