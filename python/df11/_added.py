@@ -44,7 +44,7 @@ def in_both(beside: Path | None, name: str) -> ValueError:
 
 def open_added(
     source: str | os.PathLike[str], names: Container[str], framework: str, device: str | int
-) -> Any | None:
+) -> Any:
     """Opens the file of a local folder with safetensors; None if there is none. `names`: tensors of
     the containers. Raises `ParameterError` if it is no regular file, `CorruptError` if it is
     damaged, `ValueError` if it has one of these tensors.
@@ -55,7 +55,7 @@ def open_added(
     from safetensors import safe_open
 
     with naming(path):
-        file = safe_open(path, framework, device)
+        file: Any = safe_open(path, framework, device)
     if doubled := next((name for name in file.keys() if name in names), None):  # noqa: SIM118
         raise in_both(path, doubled)
     return file
