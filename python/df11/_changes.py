@@ -42,7 +42,6 @@ def changes_of(root: nn.Module, origin: Origin) -> Changes:
     """
     held = {spot.name: weight for weight in origin.weights for spot in weight.spots}
     now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
-    kept = {name: entry for name, entry in now.items() if entry.is_persistent}
     seen: dict[tuple[int, int], bool] = {}
 
     def is_same(name: str, entry: Entry, weight: Weight) -> bool:
@@ -53,11 +52,21 @@ def changes_of(root: nn.Module, origin: Origin) -> Changes:
 
     differing = [
         name
-        for name, entry in kept.items()
-        if name in held and not is_same(name, entry, held[name])
+        for name, entry in now.items()
+        if name in held and (not is_same(name, entry, held[name]) or _is_untied(held[name], now))
     ]
-    new = {name: entry.value for name, entry in kept.items() if name not in held}
+    new = {
+        name: entry.value for name, entry in now.items() if name not in held and entry.is_persistent
+    }
     return Changes([name for name in held if name not in now], differing, new)
+
+
+def _is_untied(weight: Weight, now: dict[str, Entry]) -> bool:
+    """Whether tied parameters are several now. The containers have one of them, also if all are
+    equal.
+    """
+    names = (spot.name for spot in weight.spots)
+    return len({id(now[name].value) for name in names if name in now}) > 1
 
 
 @torch.no_grad()

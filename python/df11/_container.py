@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ._added import in_both, is_there, naming
 from ._arrays import known_dtype_of, memory_at
-from ._errors import damaged, unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
 from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
@@ -299,34 +298,6 @@ class Handed:
     def __del__(self) -> None:
         self._all.pop(self._key, None)
         self._again.discard(self._key)
-
-
-def is_there(file: Path) -> bool:
-    """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
-    pipe would wait, and a device has no end.
-    """
-    if os.path.lexists(file) and not file.is_file():
-        raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
-    return file.is_file()
-
-
-@contextmanager
-def naming(beside: Path) -> Iterator[None]:
-    """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        remedy = "remove the file, or save the model again with save_pretrained"
-        raise damaged(beside, str(error), remedy) from error
-
-
-def in_both(beside: Path | None, name: str) -> ValueError:
-    return ValueError(
-        f"{beside} has {name}, which the containers hold too; it may hold only what they lack: "
-        "remove the file, or save the model again with save_pretrained"
-    )
 
 
 def handed(key: str) -> dict[str, Any]:

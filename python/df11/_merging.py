@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._container import in_both, is_there, naming
+from ._added import in_both, is_there, naming
 from ._errors import unfit
 from ._link import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
@@ -45,7 +45,8 @@ def merge_adapter(
 
     Raises `ParameterError` if `adapter` is no adapter, `source` is no local folder, or `out` exists
     and `overwrite` is not given; `ValueError` if the adapter changes weights whose stored dtype is
-    not the one that it computes.
+    not the one that it computes, or if its file lacks weights that its config describes, or has
+    others: PEFT would merge the ones that fit.
     """
     import peft
     import transformers
@@ -64,15 +65,34 @@ def merge_adapter(
         config = json.loads((bf16 / "config.json").read_text())
         kind = getattr(transformers, config["architectures"][0])
         base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
-        model = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
+        adapted = peft.PeftModel.from_pretrained(base, adapter)
+        _check_whole(adapted, adapter)
+        model = adapted.merge_and_unload()
         tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
         model.save_pretrained(merged)
-        del base, model
+        del base, adapted, model
         _take_over(bf16, merged, tied)
         for path in merged.iterdir():
             if path.is_file() and not path.name.endswith((_SUFFIX, _INDEX)):
                 shutil.copyfile(path, bf16 / path.name)
         return compress(bf16, out, overwrite=overwrite, progress=progress)
+
+
+def _check_whole(adapted: Any, adapter: Path) -> None:
+    """Compares the names in an adapter's file with those of the loaded adapter."""
+    from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights
+
+    wanted: set[str] = {*get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+    found = {*load_peft_weights(str(adapter), device="cpu")}
+    for what, names in (
+        ("lacks", wanted - found),
+        ("has, beside the model's,", found - wanted - {*adapted.state_dict()}),
+    ):
+        if names:
+            raise ValueError(
+                f"{adapter} {what} {min(names)}, one of {len(names)} weights; fetch it again, or "
+                "merge it into the model that it was trained with"
+            )
 
 
 def _take_added(added: Path, checkpoint: Path) -> None:

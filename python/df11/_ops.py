@@ -451,9 +451,13 @@ torch.library.register_autograd(
 )
 
 
-def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
+def _check_indices(indices: Tensor) -> None:
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"indices are int32 or int64, and not {indices.dtype}")
+
+
+def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
+    _check_indices(indices)
     return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
 
 
@@ -464,6 +468,7 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     and 256 columns of their matrix, or at its end. Raises the errors of `decode`; `TypeError` for
     other indices; `IndexError` for a row that does not exist.
     """
+    _check_indices(indices)
     some, back = indices, None
     if not indices.is_cuda:
         some, back = torch.unique(indices, return_inverse=True)

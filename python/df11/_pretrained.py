@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps, convert_and_load_state_dict_in_model
 
 from . import _native
+from ._added import in_both
 from ._arrays import dtype_of
-from ._container import Kept, Sliceable, Tensors, in_both, with_dtype
+from ._container import Kept, Sliceable, Tensors, with_dtype
 from ._errors import misshapen
 from ._modules import is_sharded, local
 from ._parameters import wanted_by

@@ -6,6 +6,7 @@ import json
 from os import PathLike
 from typing import Any
 
+from ._added import open_added
 from ._errors import unfit
 from ._link import is_folder
 from ._native import Model, Tensor, open
@@ -22,11 +23,12 @@ class safe_open:
     name or a GPU's number; `backend`, `"mmap"` or `"pread"`, says how the container is read.
     Opening reads directories only. Each tensor is decoded on request, on all cores, into memory
     that the caller owns. `base` is that of `df11.open`. F4 has PyTorch's type of two elements, and
-    half the length in the last dimension.
+    half the length in the last dimension. A local folder also gives the tensors of
+    `df11.safetensors`, which its containers lack; safetensors reads them.
 
     Raises `ParameterError` for another framework or backend, and for a folder that lacks shards,
-    which it names; and the errors of `df11.open`. A file opens alone, also if it is one of several
-    shards.
+    which it names; `ValueError` if `df11.safetensors` has a tensor of the containers; and the
+    errors of `df11.open`. A file opens alone, also if it is one of several shards.
     """
 
     def __init__(
@@ -49,24 +51,28 @@ class safe_open:
         self._model: Model | None = open(filename, memory_map=backend == "mmap", base=base)
         if is_folder(filename):
             self._model.check_complete()
+        self._added = open_added(filename, self._model, framework, device)
+        self._names = set(self._added.keys() if self._added else ())
 
     def __enter__(self) -> safe_open:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._model = None
+        self._model = self._added = None
 
     def keys(self) -> list[str]:
         """The names of all tensors, ascending."""
-        return sorted(self._open())
+        return sorted({*self._open(), *self._names})
 
     def offset_keys(self) -> list[str]:
-        """The names in the order of the tensors in the original files."""
+        """The names in the order of the tensors in the original files, then those of
+        `df11.safetensors`.
+        """
         names: list[str] = []
         for header in self._headers():
             header.pop("__metadata__", None)
             names += sorted(header, key=lambda name: header[name]["data_offsets"])
-        return names
+        return names + sorted(self._names)
 
     def metadata(self) -> dict[str, str] | None:
         """The `__metadata__` of the original file; None if it has none. Several files give the
@@ -85,17 +91,19 @@ class safe_open:
 
     def get_tensor(self, name: str) -> Any:
         """A decoded tensor of the framework, on the device. Raises `KeyError`."""
-        return self._converted(self._open()[name])
+        model = self._open()
+        return self._added.get_tensor(name) if name in self._names else self._converted(model[name])
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, decoded one after the other."""
         names = self.keys()
-        _ahead = self._open().read_ahead(names)
+        _ahead = self._open().read_ahead([name for name in names if name not in self._names])
         return {name: self.get_tensor(name) for name in names}
 
-    def get_slice(self, name: str) -> Sliced:
+    def get_slice(self, name: str) -> Any:
         """A tensor that decodes only the indexed part. Raises `KeyError`."""
-        return Sliced(self, self._open()[name])
+        model = self._open()
+        return self._added.get_slice(name) if name in self._names else Sliced(self, model[name])
 
     def _open(self) -> Model:
         if self._model is None:

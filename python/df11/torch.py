@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from . import _native
+from ._added import open_added
 from ._container import Tensors
 from ._errors import unfit
 from ._link import is_folder
@@ -48,16 +49,18 @@ def load_compressed(filename: str | PathLike[str]) -> dict[str, torch.Tensor]:
     Matrices are read-only `CompressedTensor`s in the mapping of the file, which take no memory;
     other tensors are decoded. `module.load_state_dict(..., assign=True)` puts them into a module,
     and `module.to("cuda")` then moves compressed bytes. Reads and checks the whole container once.
-    Raises `CorruptError` if it is damaged, `TypeError` for a dtype that PyTorch lacks,
-    `ParameterError` for a folder that lacks shards.
+    Includes the tensors of a local folder's `df11.safetensors`. Raises `CorruptError` if a file is
+    damaged, `TypeError` for a dtype that PyTorch lacks, and the errors of `safe_open`.
     """
     container = _native.open(filename, in_memory=True)
     if is_folder(filename):
         container.check_complete()
+    added = open_added(filename, container, "pt", "cpu")
     tensors = Tensors(container)
-    result = {name: tensors[name] for name in tensors}
+    result: dict[str, torch.Tensor] = {name: tensors[name] for name in tensors}
     tensors.check(name for name, value in result.items() if isinstance(value, CompressedTensor))
-    return result
+    more = [] if added is None else added.keys()
+    return result | {name: added.get_tensor(name) for name in more}
 
 
 def save_file(

@@ -175,6 +175,8 @@ def layouts() -> None:
 
 def routes() -> None:
     x, experts = normal(9, 256), (*described("experts"), 6)
+    # Indices of a wrong dtype are not read.
+    refused(lambda: ops.embedding(freed(), *described("q")), TypeError)
 
     def refuse(offsets: torch.Tensor, rows: torch.Tensor) -> None:
         refused(lambda: ops.grouped_linear(x[:4], offsets, rows, *experts), IndexError)

@@ -340,6 +340,28 @@ def test_merging_keeps_weights_beside_the_containers(tmp_path: Path, folders: Fo
         df11.merge_adapter("s3://models/source", adapter, tmp_path / "again")
 
 
+def test_an_adapter_of_another_model_or_that_is_not_whole_is_not_merged(
+    folders: Folders, tmp_path: Path
+) -> None:
+    """PEFT would merge the weights that fit."""
+    from safetensors.torch import load_file, save_file
+
+    adapted(load(folders.bf16("llama"))).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    whole = load_file(file)
+    lost = min(whole)
+    part = {name: value for name, value in whole.items() if name != lost}
+    for tensors, words in (
+        (part, f"lacks {lost}, one of 1 weights"),
+        ({**whole, "a.b": torch.ones(2)}, r"has, beside the model's, a\.b, one of 1 weights"),
+        ({f"x.{name}": value for name, value in whole.items()}, f"one of {len(whole)} weights"),
+    ):
+        save_file(tensors, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=rf"{words}.*; fetch it again"):
+            df11.merge_adapter(folders.df11("llama"), tmp_path / "adapter", tmp_path / "merged")
+        assert {path.name for path in tmp_path.iterdir()} == {"adapter"}
+
+
 def test_merging_into_another_dtype_is_refused(tmp_path: Path) -> None:
     """The result would be rounded to what the class computes in."""
     from safetensors.torch import load_file, save_file

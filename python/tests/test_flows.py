@@ -9,6 +9,7 @@ import gc
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -71,6 +72,19 @@ def test_weights_in_subfolders(folders: Folders, tmp_path: Path) -> None:
     df11.decompress(tmp_path / "df11", tmp_path / "back", progress=False)
     for path in (path for path in plain.rglob("*") if path.is_file()):
         assert (tmp_path / "back" / path.relative_to(plain)).read_bytes() == path.read_bytes()
+
+
+def test_a_folder_without_containers_takes_none_of_another_model(
+    folders: Folders, tmp_path: Path
+) -> None:
+    """Of a checkpoint below it, which loads by itself."""
+    out = shutil.copytree(folders.df11("llama"), tmp_path / "out")
+    shutil.copytree(folders.df11("llama-bias"), out / "checkpoint-1")
+    (out / "model.df11").unlink()
+    words = r"out holds no container of its own, and checkpoint-1/model\.df11 is of another model"
+    with pytest.raises(df11.ParameterError, match=words):
+        load(out)
+    assert load(out / "checkpoint-1").lm_head.weight.shape == (512, 128)
 
 
 def test_each_row_of_the_table_names_a_test() -> None:

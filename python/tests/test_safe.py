@@ -225,6 +225,35 @@ def test_a_folder_that_lacks_a_shard(tmp_path: Path, indexed: bool) -> None:
     assert list(df11.torch.load_file(tmp_path / "out/model-00001-of-00003.df11")) == ["1.weight"]
 
 
+def test_a_folder_has_the_tensors_beside_its_containers(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    own, beside = tensors(), {"z.head": torch.ones(3, 4), "a.head": torch.zeros(2)}
+    save_file(own, tmp_path / "model/model.safetensors")
+    df11.compress(tmp_path / "model", tmp_path / "out", progress=False)
+    file = tmp_path / "out/df11.safetensors"
+    save_file(beside, file)
+    expected = own | beside
+    for found in (
+        df11.torch.load_file(tmp_path / "out"),
+        df11.torch.load_compressed(tmp_path / "out"),
+    ):
+        assert found.keys() == expected.keys()
+        assert all(same(found[name], value) for name, value in expected.items())
+    with df11.safe_open(tmp_path / "out", "np") as opened:
+        assert opened.keys() == sorted(expected) == sorted(opened.offset_keys())
+        assert opened.get_slice("z.head")[1:].tolist() == [[1.0] * 4] * 2
+        assert opened.get_tensor("a.head").tolist() == [0.0, 0.0]
+    for call in (opened.keys, lambda: opened.get_tensor("a.head")):
+        with pytest.raises(df11.ParameterError, match="closed"):
+            call()
+    save_file({"b.weight": own["b.weight"]}, file)
+    with pytest.raises(ValueError, match=r"df11\.safetensors has b\.weight, which the containers"):
+        df11.safe_open(tmp_path / "out", "pt")
+    file.write_bytes(b"damaged")
+    with pytest.raises(df11.CorruptError, match=r"df11\.safetensors.*remove the file"):
+        df11.torch.load_compressed(tmp_path / "out")
+
+
 def test_dictionaries_of_tensors(both: tuple[Path, Path], tmp_path: Path) -> None:
     ours, theirs = df11.torch.load_file(both[1]), load_file(both[0])
     assert list(ours) == sorted(theirs) and all(same(ours[name], theirs[name]) for name in theirs)

@@ -143,14 +143,34 @@ def test_conversions_of_transformers_are_reverted(
     assert same_weights(load(tmp_path / "saved"), original)
 
 
-def test_untied_weights_are_saved(folders: Folders, tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", [1, 2])
+def test_untied_weights_are_saved(folders: Folders, factor: int, tmp_path: Path) -> None:
+    """Equal ones, too: the container has one of them."""
     model = load(folders.df11("llama-tied"))
-    model.lm_head.weight = nn.Parameter(model.lm_head.weight.decode() * 2)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.decode() * factor)
     model.config.tie_word_embeddings = False
     model.save_pretrained(tmp_path / "saved")
     again = load(tmp_path / "saved")
     assert torch.equal(again(prompt()).logits, model(prompt()).logits)
-    assert not torch.equal(again.lm_head.weight.decode(), again.model.embed_tokens.weight.decode())
+    head, embedding = again.lm_head.weight.decode(), again.model.embed_tokens.weight.decode()
+    assert torch.equal(head, embedding * factor)
+    with pytest.raises(ValueError, match=r"the model has .*lm_head\.weight"):
+        df11.save(model, tmp_path / "refused")
+
+
+def test_a_weight_that_is_saved_no_more(folders: Folders, tmp_path: Path) -> None:
+    """One that became a buffer that is not persistent: the save lacks it, like the model's state;
+    equal ones stay in the containers.
+    """
+    model = load(folders.df11("llama"))
+    name, norm = "model.norm.weight", model.model.norm
+    value = norm.weight.detach()
+    del norm.weight
+    for factor in (1, 2):
+        norm.register_buffer("weight", value * factor, persistent=False)
+        model.save_pretrained(tmp_path / "saved")
+        assert (name in df11.open(tmp_path / "saved")) == (factor == 1)
+    assert name not in model.state_dict()
 
 
 def test_buffers_and_more_parameters_are_saved(folders: Folders, tmp_path: Path) -> None:

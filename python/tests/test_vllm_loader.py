@@ -115,6 +115,15 @@ def test_a_folder_without_its_containers_is_refused(folders: Folders, tmp_path: 
         read(folder)
 
 
+def test_a_checkpoint_below_a_folder_is_not_taken_for_it(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama"), tmp_path / "out")
+    copy(folders.df11("qwen3"), folder / "checkpoint-1")
+    assert are_compressed(read(folder))
+    (folder / "model.df11").unlink()
+    with pytest.raises(df11.ParameterError, match=r"checkpoint-1/model\.df11 is of another model"):
+        read(folder)
+
+
 def test_a_missing_container_is_named(sharded: Path, tmp_path: Path) -> None:
     folder = copy(sharded, tmp_path / "part")
     count = len(list(folder.glob("*.df11")))

@@ -15,7 +15,8 @@ from torch import Tensor
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtered_repo_files
 
-from .._container import Tensors, in_both, is_there, naming
+from .._added import in_both, is_there, naming
+from .._container import Tensors
 from .._hub import check_inside, folder_of
 from .._link import WEIGHTS, open_folder
 from ._config import NAME

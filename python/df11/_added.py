@@ -1,0 +1,61 @@
+"""Weights beside the containers of a folder, which these lack, such as a new head: a file of
+safetensors with a fixed name, which `save_pretrained` writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ._errors import damaged, unfit
+from ._link import WEIGHTS, is_far
+
+
+def is_there(file: Path) -> bool:
+    """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
+    pipe would wait, and a device has no end.
+    """
+    if os.path.lexists(file) and not file.is_file():
+        raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
+    return file.is_file()
+
+
+@contextmanager
+def naming(beside: Path) -> Iterator[None]:
+    """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        remedy = "remove the file, or save the model again with save_pretrained"
+        raise damaged(beside, str(error), remedy) from error
+
+
+def in_both(beside: Path | None, name: str) -> ValueError:
+    return ValueError(
+        f"{beside} has {name}, which the containers hold too; it may hold only what they lack: "
+        "remove the file, or save the model again with save_pretrained"
+    )
+
+
+def open_added(
+    source: str | os.PathLike[str], names: Container[str], framework: str, device: str | int
+) -> Any:
+    """Opens the file of a local folder with safetensors; None if there is none. `names`: tensors of
+    the containers. Raises `ParameterError` if it is no regular file, `CorruptError` if it is
+    damaged, `ValueError` if it has one of these tensors.
+    """
+    path = Path(source, WEIGHTS)
+    if is_far(source) or not Path(source).is_dir() or not is_there(path):
+        return None
+    from safetensors import safe_open
+
+    with naming(path):
+        file: Any = safe_open(path, framework, device)
+    if doubled := next((name for name in file.keys() if name in names), None):  # noqa: SIM118
+        raise in_both(path, doubled)
+    return file
