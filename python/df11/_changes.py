@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ._matrices import FAST
 from ._modules import Entry, entries, local
 from ._origin import Origin, Weight, digest, settled
-from ._tensor import CompressedTensor
+from ._tensor import CompressedTensor, dense
 
 _COMPARED = ("flat_parts", "transposed", "shape")
 
@@ -99,5 +99,4 @@ def _on_cpu(value: Tensor) -> Tensor:
 
 
 def _bits(value: Tensor) -> Tensor:
-    dense = value.decode() if isinstance(value, CompressedTensor) else value
-    return dense.reshape(-1).view(torch.uint8)
+    return dense(value).reshape(-1).view(torch.uint8)

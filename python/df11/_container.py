@@ -7,14 +7,13 @@ windows of the same arrays. Nothing is read until a tensor is decoded or brought
 from __future__ import annotations
 
 import os
-import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +22,7 @@ from torch.utils._pytree import tree_map_only
 from ._arrays import known_dtype_of, memory_at
 from ._errors import damaged, unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
-from ._native import TemporaryFolder
-from ._tensor import CompressedTensor, rebuild
+from ._tensor import CompressedTensor, dense, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8
@@ -265,40 +263,19 @@ class Sliceable:
         return self.wrap(value if key is ... else value[key])
 
 
-class Handed:
-    """A file of PyTorch whose first load gives these tensors, or all loads unless `once`. It exists
-    as long as this object. An existing file `beside` is read too. Raises `ValueError` if that file
-    has one of these tensors, or is no regular file.
+def load_beside(beside: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a file beside containers, if there is one.
+    Raises `ValueError` if the containers have one of them, `ParameterError` for no regular file.
     """
+    from safetensors.torch import load_file
 
-    _all: ClassVar[dict[str, dict[str, Any]]] = {}
-    _again: ClassVar[set[str]] = set()
-
-    def __init__(self, tensors: dict[str, Any], beside: Path | None, *, once: bool = True) -> None:
-        from safetensors.torch import load_file
-
-        self._folder = TemporaryFolder(tempfile.gettempdir())
-        self._key = os.fspath(folder := self._folder.__enter__())
-        self.file = folder / "tensors.bin"
-        others = {}
-        if beside is not None and is_there(beside):
-            with naming(beside):
-                others = load_file(beside)
-        if doubled := next((name for name in others if name in tensors), None):
-            raise in_both(beside, doubled)
-        #: Names of the tensors in `beside`.
-        self.added = list(others)
-        self._all[self._key] = {**tensors, **others}
-        if not once:
-            self._again.add(self._key)
-        torch.save(self, self.file)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return handed, (self._key,)
-
-    def __del__(self) -> None:
-        self._all.pop(self._key, None)
-        self._again.discard(self._key)
+    if not is_there(beside):
+        return {}
+    with naming(beside):
+        others: dict[str, Tensor] = load_file(beside)
+    if doubled := next((name for name in others if name in tensors), None):
+        raise in_both(beside, doubled)
+    return others
 
 
 def is_there(file: Path) -> bool:
@@ -329,14 +306,7 @@ def in_both(beside: Path | None, name: str) -> ValueError:
     )
 
 
-def handed(key: str) -> dict[str, Any]:
-    return dict(Handed._all[key]) if key in Handed._again else Handed._all.pop(key)
-
-
-torch.serialization.add_safe_globals([handed])
-
-
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or dtype == value.dtype:
         return value
-    return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
+    return dense(value).to(dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Lineage, Tensors
+from ._container import Lineage, Tensors
 from ._doctor import log_newer, mismatch
 from ._errors import misshapen
 from ._hub import folder_of, wrap
@@ -60,7 +60,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement: Any = None
         #: While the model is saved, what gives the tensors that its library writes.
         self.saving: Callable[[], dict[str, Any]] | None = None
-        self._handed: Handed | None = None
         self._items: list[Item] = []
         self._lineage: Lineage | None = None
 
@@ -97,11 +96,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def open(self, folder: Path) -> None:
         self.tensors = Tensors(open_folder(folder))
 
-    def hand(self) -> str:
-        self._handed = Handed(self._values(list(self.tensors)), None)
-        return os.fspath(self._handed.file)
-
-    def _values(self, names: list[str]) -> dict[str, torch.Tensor]:
+    def values(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         values = {name: self.tensors[name] for name in names}
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
@@ -125,7 +120,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             raise ValueError(
                 f"diffusers calls a tensor {other[0]}, and the checkpoint does not; {SAVE_AGAIN}"
             )
-        return self._values(list(state_dict))
+        return self.values(state_dict)
 
     def _process_model_before_weight_loading(
         self, model: Any, state_dict: dict[str, Any] | None = None, **kwargs: Any
@@ -165,7 +160,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             model.register_to_config(quantization_config=self.quantization_config)
         # The weights have their original values, so the model may be moved and converted freely.
         model.is_quantized = False
-        self.tensors = self.made = self._handed = self._lineage = None
+        self.tensors = self.made = self._lineage = None
         self._items = []
 
     def get_state_dict_and_metadata(
@@ -222,12 +217,18 @@ def _wrap() -> None:
 
     def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
         quantizer = _take_state("opened")
-        return call() if quantizer is None else quantizer.hand()
+        return call() if quantizer is None else _Values(quantizer.values(quantizer.tensors))
 
     _must_wrap(
         (modeling_utils, "_fetch_index_file", find_index),
         (modeling_utils, "_get_model_file", find_file),
     )
+
+
+class _Values(dict[str, torch.Tensor]):
+    """Tensors in place of a file of weights, which diffusers takes too."""
+
+    __repr__ = object.__repr__
 
 
 class Checkpoint(dict[str, torch.Tensor]):

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from ._doctor import mismatch
 from ._errors import unfit
 from ._link import WEIGHTS, is_far, is_linked, shown
 
@@ -32,6 +33,12 @@ class Expected(str):
     """`WEIGHTS` in a config, with the function that receives the folder once it is known."""
 
     tell: Callable[[Path], None]
+
+
+class Handed(str):
+    """A name without a file, for which transformers' loader gets tensors."""
+
+    tensors: dict[str, Any]
 
 
 _Replacement = Callable[[Callable[[], Any], dict[str, Any]], Any]
@@ -84,6 +91,23 @@ def wrap_resolution() -> bool:
         return [os.fspath(folder / WEIGHTS)], None
 
     return wrap((modeling_utils, "_get_resolved_checkpoint_files", resolve)) is None
+
+
+def hand(tensors: dict[str, Any]) -> Handed:
+    """The name of a weights file that has these tensors, for transformers' loader. Raises
+    `ImportError` if this release loads files by another function.
+    """
+    from transformers import __version__, modeling_utils
+
+    def load(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        file = arguments["checkpoint_file"]
+        return dict(file.tensors) if isinstance(file, Handed) else call()
+
+    if (lacking := wrap((modeling_utils, "load_state_dict", load))) is not None:
+        raise ImportError(mismatch("transformers", __version__, lacking))
+    file = Handed("tensors.bin")
+    file.tensors = tensors
+    return file
 
 
 def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None] | None:

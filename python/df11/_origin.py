@@ -26,7 +26,7 @@ from . import _native
 from ._container import Tensors
 from ._modules import Spot, entries, local
 from ._platform import TEMPORARY, places, unlink_mapped
-from ._tensor import CompressedTensor
+from ._tensor import CompressedTensor, dense
 
 KEY = "_df11"
 #: Folders for these containers: in memory, or among temporary files if memory is too small.
@@ -154,9 +154,7 @@ def digest(value: Tensor) -> Digest:
     chance (less than one case in 2^40) or by intent. Computed on the tensor's device, without
     waiting.
     """
-    dense = value.detach()
-    dense = dense.decode() if isinstance(dense, CompressedTensor) else dense
-    flat = dense.contiguous().reshape(-1).view(torch.uint8)
+    flat = dense(value.detach()).contiguous().reshape(-1).view(torch.uint8)
     if flat.numel() % 2 or flat.storage_offset() % 2:
         flat = nn.functional.pad(flat, (0, flat.numel() % 2))
     words, total = flat.view(torch.int16), torch.zeros((), dtype=torch.int64, device=flat.device)

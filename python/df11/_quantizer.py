@@ -13,7 +13,6 @@ No other weight is in memory or on disk as BF16 meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -27,9 +26,9 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._container import Handed, Tensors
+from ._container import Tensors, load_beside
 from ._doctor import log_newer, mismatch
-from ._hub import Expected, folder_of, wrap, wrap_resolution
+from ._hub import Expected, folder_of, hand, wrap, wrap_resolution
 from ._link import WEIGHTS, open_folder
 from ._load import check_options, load
 from ._modules import prepare
@@ -140,7 +139,6 @@ class Df11Quantizer(HfQuantizer):
         self.dtype: torch.dtype | None = None
         #: While the model is saved: gives the tensors that its library writes.
         self.saving: Callable[[], dict[str, Any]] | None = None
-        self._handed: Handed | None = None
         self._ignored: Any = None
         self._later: Callable[[], None] | None = None
         self._ratio = 1.0
@@ -222,7 +220,7 @@ class Df11Quantizer(HfQuantizer):
                 model, folder, device, self.dtype, exact, said.residence
             )
             if (slices := packer.slices(files)) is not None:
-                self._hand(slices, None, files)
+                files[:] = [hand(slices)]
             self._ratio = PACKED
             return
         beside = self._prepare(files)
@@ -230,17 +228,15 @@ class Df11Quantizer(HfQuantizer):
         self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._hand(taker.slices(), beside, files)
-        taker.take_beside(beside, self._handed.added if self._handed else [])
+        tensors = taker.slices()
+        added = {} if beside is None else load_beside(beside, tensors)
+        files[:] = [hand(tensors | added)]
+        taker.take_beside(beside, list(added))
         # `df11.report` names the tensors that belong to no parameter.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
         # The loader takes these weights for ones that are quantized during loading.
         self.pre_quantized = False
-
-    def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
-        self._handed = Handed(tensors, beside)
-        files[:] = [os.fspath(self._handed.file)]
 
     def _packs(self, files: list[str]) -> bool:
         said, place = self.quantization_config, self.placement
@@ -306,7 +302,7 @@ class Df11Quantizer(HfQuantizer):
             check_gpus([self.taker.device])
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored
-            taker, self.taker, self._handed = self.taker, None, None
+            taker, self.taker = self.taker, None
             items = taker.finish()
             left = taker.left()
             finish(model, self, taker.tensors, items)
@@ -314,7 +310,7 @@ class Df11Quantizer(HfQuantizer):
         _wrap_saving()
         watch(model)
         # Copies of the model carry the rest of the quantizer.
-        self.model = self.container = self.made = self.taker = self._handed = None
+        self.model = self.container = self.made = self.taker = None
         return model
 
     def is_serializable(self) -> bool:

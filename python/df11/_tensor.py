@@ -247,9 +247,9 @@ class CompressedTensor(Compressed):
                     shown.narrow(dim, 0, options.edgeitems + 1),
                     shown.narrow(dim, size - options.edgeitems, options.edgeitems),
                 )
-                shown = torch.cat([_dense(edge) for edge in edges], dim)
+                shown = torch.cat([dense(edge) for edge in edges], dim)
         with _tensor_str.printoptions(threshold=0):
-            return repr(_dense(shown))
+            return repr(dense(shown))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
         # Nothing can write to the arrays, so a copy may share them.
@@ -465,7 +465,7 @@ def _interface(self: CompressedTensor) -> NoReturn:
 def _assign(self: Tensor, key: Any, value: Any) -> None:
     if isinstance(self, CompressedTensor):
         refuse_writing("assignment to elements")
-    self[key] = _dense(value)
+    self[key] = dense(value)
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -493,7 +493,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _dense(value: Tensor) -> Tensor:
+def dense(value: Tensor) -> Tensor:
     return value.decode() if isinstance(value, CompressedTensor) else value
 
 

@@ -29,7 +29,7 @@ from vllm.platforms import current_platform
 
 from .._matrices import FAST
 from .._ops import products
-from .._tensor import CompressedTensor
+from .._tensor import CompressedTensor, dense
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
 from ._layers import Options, defer, finish
@@ -143,8 +143,8 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
             return self._multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(
             hidden_states=x,
-            w1=_dense(layer, "w13_weight"),
-            w2=_dense(layer, "w2_weight"),
+            w1=dense(layer.w13_weight),
+            w2=dense(layer.w2_weight),
             topk_weights=topk_weights,
             topk_ids=topk_ids,
             activation=layer.activation,
@@ -199,11 +199,6 @@ def _refuse(moe: FusedMoEConfig) -> None:
 def _is_grouped(layer: Any, name: str) -> bool:
     weight = getattr(layer, name)
     return isinstance(weight, CompressedTensor) and [p.residence for p in weight.parts] == [FAST]
-
-
-def _dense(layer: Any, name: str) -> Tensor:
-    weight = getattr(layer, name)
-    return weight.decode() if isinstance(weight, CompressedTensor) else weight
 
 
 def route(
