@@ -160,11 +160,6 @@ class _Device:
         if (encoding := encode(matrix.to(self.device))) is None:
             return None
         arrays, part = encoding
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-            book, table = arrays[0], arrays[-1]
-            place = (book.data_ptr(), book.numel(), table.data_ptr())
-            _native.build_tables(self.device.index, [place])
         return CompressedTensor(arrays, [part], value.shape, exact=exact)
 
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import _native
-from ._matrices import STORED, TABLE_BYTES, TILE_COLUMNS, TILE_ROWS, Part
+from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part
 
 #: The fewest columns, rows and bytes of a matrix that a writer cuts into such tiles.
 LEAST_COLUMNS, LEAST_ROWS, LEAST_BYTES = 128, 16, 32 << 10
@@ -53,9 +53,9 @@ def matrix_for(value: Tensor) -> Tensor | None:
 
 
 def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
-    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. On a GPU
-    the last array, the decode table, is only allocated; `_native.build_tables` fills it. None if
-    codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU twice.
+    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. None if
+    codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU three
+    times.
     """
     value = value.contiguous()
     rows, columns = value.shape
@@ -68,8 +68,8 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     records, begins, bitstream_bytes, staged_bytes = _measure(torch.cat(bits))
     plane = torch.cat([_plane(words) for words in _slices(value)])
     bitstream = _write(value, entries, begins, bitstream_bytes // 4)
-    table = value.new_empty(TABLE_BYTES if value.is_cuda else 0, dtype=torch.uint8)
-    arrays = [codebook.to(value.device), records, bitstream, plane, table]
+    codebook = codebook.to(value.device)
+    arrays = [codebook, records, bitstream, plane, torch.ops.df11.table(codebook)]
     return arrays, Part.whole(STORED, rows, columns, staged_bytes)
 
 

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.core_model_loading import dot_natural_key
 
-from . import _native, _plan
+from . import _plan
 from ._arrays import known_dtype_of
 from ._container import Sliceable
 from ._encoding import LEAST_BYTES, encode, matrix_for
@@ -65,7 +65,6 @@ class PackingTaker(LastConversion):
         self.stamp = stamp(folder)
         #: By name: why a parameter is ordinary, if it is, and the digest of its values.
         self._known: dict[str, tuple[str | None, Digest]] = {}
-        self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
@@ -123,9 +122,6 @@ class PackingTaker(LastConversion):
         nbytes = sum(aligned(array.numel()) for array in arrays)
         if part is None or value.nbytes - nbytes < _plan.LEAST_SAVED:
             return SMALL
-        if value.is_cuda:
-            book, table = arrays[0], arrays[-1]
-            self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
         return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
     def finish(self) -> Origin:
@@ -133,9 +129,6 @@ class PackingTaker(LastConversion):
         if self.reader is not None:
             self.reader.close()
         warn_of_conversions(self._conversions)
-        if self._tables:
-            torch.cuda.current_stream(self.device).synchronize()
-            _native.build_tables(self.device.index, self._tables)
         model, weights = self.model, []
         for entry in entries(model):
             name = next((spot.name for spot in entry.spots if spot.name in self._known), None)
