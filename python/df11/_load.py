@@ -24,8 +24,8 @@ from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
 Module = TypeVar("Module", bound=nn.Module)
-MODES = ("exact", "fused")
-RESIDENCES = ("stored", "fast", "auto")
+#: Options of a loaded model with their values, for all libraries.
+OPTIONS = {"mode": ("exact", "fused"), "residence": ("stored", "fast", "auto")}
 
 
 def attach(
@@ -66,7 +66,7 @@ def attach(
     if origins(module):
         raise ValueError("the module has compressed weights already; make a new one")
     log_newer()
-    check_options(mode, residence)
+    check_options(mode=mode, residence=residence)
     place = resolve_path(path, revision, subfolder)
     tensors = Tensors(_native.open(place, in_memory=True, base=base))
     placement = _placement(device, memory)
@@ -111,9 +111,9 @@ def _placement(device: Any, memory: Any) -> Devices:
     return _plan.resolve("auto", memory, caps)
 
 
-def check_options(mode: str, residence: str) -> None:
-    for name, value, known in (("mode", mode, MODES), ("residence", residence, RESIDENCES)):
-        if value not in known:
+def check_options(**options: Any) -> None:
+    for name, value in options.items():
+        if value not in (known := OPTIONS[name]):
             raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
 
 

@@ -83,7 +83,7 @@ class Df11Config(QuantizationConfigMixin):
         streamed: bool = False,
         **others: Any,
     ) -> None:
-        check_options(mode, residence)
+        check_options(mode=mode, residence=residence)
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
             raise ValueError(f"Df11Config has no {', '.join(unknown)}; its options are {known}")

@@ -27,10 +27,11 @@ import df11
 
 from .. import _ops
 from .._doctor import log_newer
+from .._load import OPTIONS
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, weights_of
-from ._layers import NAMES, OPTIONS
+from ._layers import NAMES
 from ._orders import find_orders
 from ._stores import expect
 
