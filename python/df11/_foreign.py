@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ._arrays import known_dtype_of
 from ._container import Sliceable, Tensors
-from ._hub import hand
 from ._link import open_folder
 
 #: Files of weights that transformers would load without df11.
@@ -52,13 +51,12 @@ def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> 
     return folder if said.get("quant_method", "df11") != "df11" else None
 
 
-def decoded_files(folder: Path) -> list[str]:
-    """A file of weights for transformers' loader, which gives the tensors of the containers."""
+def decoded_tensors(folder: Path) -> dict[str, Any]:
+    """The tensors of a folder's containers, for transformers' loader."""
     tensors = Tensors(open_folder(folder))
-    file = hand({name: _Decoded(tensors, name) for name in tensors})
     warnings.warn(
         f"df11: {folder} is compressed beside another quantization, whose quantizer loads it: it "
         "decodes all weights, which take as much memory as without df11",
         stacklevel=2,
     )
-    return [file]
+    return {name: _Decoded(tensors, name) for name in tensors}

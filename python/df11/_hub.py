@@ -114,11 +114,11 @@ def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None]
     """Files of a folder of containers that another library's quantizer loads; None for others."""
     if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
         return None
-    from ._foreign import decoded_files, folder_for_others
+    from ._foreign import decoded_tensors, folder_for_others
 
     download = arguments.get("download_kwargs") or {}
     folder = folder_for_others(source, download.get("subfolder"))
-    return None if folder is None else (decoded_files(folder), None)
+    return None if folder is None else ([hand(decoded_tensors(folder))], None)
 
 
 def folder_of(
