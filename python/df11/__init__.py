@@ -25,7 +25,8 @@
 #   save    _origin remembers the containers of a module, _changes compares, and _saving copies them
 #           or compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
-#           what vLLM's loading code does with tensors without memory, and loads that.
+#           what vLLM's loading code does with tensors without memory, and loads that. _wrapping
+#           lists the functions of other libraries that are wrapped.
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

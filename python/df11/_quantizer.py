@@ -28,7 +28,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._container import Tensors, load_beside
 from ._doctor import log_newer, mismatch
-from ._hub import Expected, folder_of, hand, wrap, wrap_resolution
+from ._hub import Expected, folder_of, hand, wrap_resolution
 from ._link import WEIGHTS, open_folder
 from ._load import check_options, load
 from ._modules import prepare
@@ -40,6 +40,7 @@ from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
 from ._watch import check_gpus, watch
+from ._wrapping import wrap_listed
 
 METHOD = "df11"
 #: Types of devices that compress BF16 weights during loading.
@@ -111,7 +112,7 @@ def merge(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
     return options if method == METHOD and isinstance(options, Config) else call()
 
 
-wrap((auto.AutoHfQuantizer, "merge_quantization_configs", merge))
+wrap_listed({f"{auto.__name__}:AutoHfQuantizer.merge_quantization_configs": merge})
 
 
 def refuse_decoding(*_: Any, **__: Any) -> Any:
@@ -353,9 +354,7 @@ def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> N
 
 def _wrap_saving() -> None:
     """Makes `save_pretrained` write a compressed model as it is in memory."""
-    from transformers import PreTrainedModel
-
-    wrap((PreTrainedModel, "save_pretrained", _save))
+    wrap_listed({"transformers.modeling_utils:PreTrainedModel.save_pretrained": _save})
 
 
 def _save(call: Any, arguments: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
+from df11 import _wrapping
 from df11.vllm import _service
 
 #: An engine in a process that vLLM starts by `fork` or `spawn`, from one that has decoded before.
@@ -115,6 +116,12 @@ def test_weights_are_not_exchanged_or_written_in_service(said: dict[str, Any], c
 def test_an_engine_serves_on_after_refusals(said: dict[str, Any]) -> None:
     assert said["after"] == said["before"]
     assert said["written"] == []
+
+
+@pytest.mark.parametrize("place", sorted(p for p in _wrapping.NEEDED if p.startswith("vllm")))
+def test_wrapped_functions_are_there(place: str) -> None:
+    owner, name = _wrapping._find(place)
+    assert callable(getattr(owner, name))
 
 
 def model(is_compressed: bool) -> torch.nn.Module:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
-import vllm
 from torch import nn
-from vllm.v1.worker.gpu_worker import Worker
 
-from .._doctor import mismatch
-from .._hub import wrap
+from .._wrapping import wrap_listed
 from ._layers import NAMES
+from ._steps import WORKER
 
 _Call = Callable[[], Any]
 
@@ -42,18 +39,19 @@ _METHODS = {
 }
 #: Methods that releases after 0.26 have.
 _NEWER = {"compute_weight_checksums": _HASHED, "reset_weights": _DROPPED}
-_RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+_RELOADS = (
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner.reload_weights",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
+)
 
 
 def refuse_in_service() -> None:
     """Makes workers of this process refuse. Raises `ImportError` if this vLLM lacks a method."""
-    methods = [(Worker, name, partial(_refuse, because)) for name, because in _METHODS.items()]
-    runners = [import_module(name).GPUModelRunner for name in _RUNNERS]
-    reloads = [(runner, "reload_weights", partial(_refuse, _LOADED)) for runner in runners]
-    if (lacking := wrap(*methods, *reloads, (Worker, "sleep", _sleep))) is not None:
-        raise ImportError(mismatch("vllm", vllm.__version__, lacking))
+    methods = {f"{WORKER}.{name}": partial(_refuse, because) for name, because in _METHODS.items()}
+    reloads = dict.fromkeys(_RELOADS, partial(_refuse, _LOADED))
+    wrap_listed({**methods, **reloads, f"{WORKER}.sleep": _sleep})
     for name, because in _NEWER.items():
-        wrap((Worker, name, partial(_refuse, because)))
+        wrap_listed({f"{WORKER}.{name}": partial(_refuse, because)})
 
 
 def guard(model: nn.Module) -> None:

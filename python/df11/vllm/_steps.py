@@ -15,17 +15,15 @@ from multiprocessing import parent_process
 from typing import Any
 
 import torch
-import vllm
 from vllm.logger import init_logger
 from vllm.v1.outputs import AsyncModelRunnerOutput
-from vllm.v1.worker.gpu_worker import Worker
 
-from .._doctor import mismatch
-from .._hub import wrap
 from .._watch import check_gpus, raise_if_damaged
+from .._wrapping import wrap, wrap_listed
 
 logger = init_logger("vllm.plugins.df11")
 
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
 _Step = Callable[[], Any]
 #: Kinds of outputs that wait for their tokens and check.
 _checked: set[type] = set()
@@ -33,10 +31,8 @@ _checked: set[type] = set()
 
 def watch_steps() -> None:
     """Makes all workers of this process check. Raises `ImportError` if this vLLM lacks a step."""
-    steps = [(Worker, name, _step) for name in ("execute_model", "sample_tokens")]
-    lacking = wrap(*steps, (Worker, "compile_or_warm_up_model", _start))
-    if lacking is not None:
-        raise ImportError(mismatch("vllm", vllm.__version__, f"Worker.{lacking}"))
+    steps = {"execute_model": _step, "sample_tokens": _step, "compile_or_warm_up_model": _start}
+    wrap_listed({f"{WORKER}.{name}": each for name, each in steps.items()})
 
 
 def _check(worker: Any) -> None:

@@ -15,8 +15,8 @@ from vllm.config import ModelConfig
 from vllm.logger import init_logger
 
 from .._errors import Error
-from .._hub import wrap
 from .._link import link, remember
+from .._wrapping import wrap_listed
 from ._config import NAME
 
 logger = init_logger("vllm.plugins.df11")
@@ -31,7 +31,7 @@ def wrap_pulling() -> None:
     """Makes vLLM link folders of containers in stores. Does nothing if a release pulls otherwise:
     then such names fail as without df11.
     """
-    wrap((ModelConfig, "maybe_pull_model_tokenizer_for_runai", _pull))
+    wrap_listed({"vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai": _pull})
 
 
 def _pull(call: Any, arguments: dict[str, Any]) -> None:
