@@ -110,7 +110,7 @@ class _Device:
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
 
     def _stored(self, batches: Iterable[Sequence[Area]]) -> Iterator[dict[Area, Arrays]]:
-        """One slab per batch. The next batch is brought while the caller uses one."""
+        """One slab per batch. Reads the next batch while the caller uses one."""
         ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
@@ -174,9 +174,9 @@ class _Device:
         """The decoded rows of each window, some at a time. Its tiles exist only meanwhile."""
         batches, same = tee(self._batches(windows))
         some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
-        brought = self._stored(some)
+        on_gpu = self._stored(some)
         for batch in batches:
-            arrays = next(brought)
+            arrays = next(on_gpu)
             for tiles, part in batch:
                 yield self._decoded(arrays[tiles], part)
             del arrays  # before the next ones are there

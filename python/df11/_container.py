@@ -1,7 +1,7 @@
 """A container as a dictionary of tensors on the CPU: compressed ones in its mapping, or decoded.
 
 Loaders treat them like any others. Renaming, stacking, cutting, transposing and tying them gives
-windows of the same arrays. Nothing is read until a tensor is decoded or brought to a device.
+windows of the same arrays. Nothing is read until a tensor is decoded or moved to a device.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _LOADER = "transformers.modeling_utils"
 class Expected(str):
     """`WEIGHTS` in a config, with the function that receives the folder once it is known."""
 
-    tell: Callable[[Path], None]
+    receive: Callable[[Path], None]
 
 
 class Handed(str):
@@ -54,7 +54,7 @@ def wrap_resolution() -> bool:
         options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
-            name.tell(folder)
+            name.receive(folder)
         return [os.fspath(folder / WEIGHTS)], None
 
     return wrap_listed({f"{_LOADER}:_get_resolved_checkpoint_files": resolve})

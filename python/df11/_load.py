@@ -225,13 +225,13 @@ def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
     from accelerate import dispatch_model  # type: ignore[import-untyped]
 
     result: dict[str, Any] = dict(where)
-    around = {path for home in where for path in outer(home)}
+    enclosing = {path for home in where for path in outer(home)}
     for path, module in root.named_modules():
         if look_up(where, path) is not None:
             continue
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, value in tensors:
-            result[join(path, name) if path in around else path] = value.device
+            result[join(path, name) if path in enclosing else path] = value.device
     skip = getattr(root, "_skip_keys_device_placement", None)
     dispatch_model(
         root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip

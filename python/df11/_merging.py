@@ -87,7 +87,7 @@ def _take_added(added: Path, checkpoint: Path) -> None:
     file = _files(checkpoint)[-1]
     others, metadata = _read(file)
     _write(file, {**others, **tensors}, metadata)
-    _tell_index(file, tensors)
+    _add_to_index(file, tensors)
 
 
 def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
         # The last file gets tensors that the original lacks: the head of an adapter.
         more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
         _write(file, {**tensors, **more}, metadata)
-        _tell_index(file, more)
+        _add_to_index(file, more)
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
@@ -164,7 +164,7 @@ def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | No
     written.replace(file)
 
 
-def _tell_index(file: Path, names: Iterable[str]) -> None:
+def _add_to_index(file: Path, names: Iterable[str]) -> None:
     for path in file.parent.glob(f"*{_INDEX}"):
         index = json.loads(path.read_text(encoding="utf-8"))
         if file.name in index["weight_map"].values():

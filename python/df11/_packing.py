@@ -1,7 +1,7 @@
 """Compresses BF16 weights while transformers loads them, on the GPU: as stored, or fast.
 
 This takes about as long as loading them, and needs no container: each matrix is compressed as soon
-as the loader has brought it to the GPU. Saving makes the containers later, from the same files.
+as it is on the GPU. Saving makes the containers later, from the same files.
 
 Tensors are read ahead of the loader. PyTorch copies from a mapped file to a GPU at 7 GB/s. Pinned
 memory is several times as fast, and files that are read take no memory of the process.

@@ -398,7 +398,7 @@ def homes(blocks: list[WeightBlock], is_callable: Callable[[str], bool]) -> dict
     """The device of each module that runs on a single one: it encloses a block and no other."""
     paths = [each.paths for each in blocks]
     #: How many blocks have weights in each module.
-    held = Counter(around for mine in paths for around in {a for p in mine for a in outer(p)})
+    held = Counter(path for mine in paths for path in {a for p in mine for a in outer(p)})
     result: dict[str, torch.device] = {}
     for each, mine in zip(blocks, paths, strict=True):
         path = common(mine)

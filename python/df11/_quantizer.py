@@ -34,7 +34,7 @@ from ._load import check_options, load
 from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
-from ._parameters import tell_conversions
+from ._parameters import warn_of_converted
 from ._plan import Item, device_of, resolve
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
@@ -175,7 +175,7 @@ class Df11Quantizer(HfQuantizer):
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
         config.transformers_weights = expected = Expected(WEIGHTS)
-        expected.tell = partial(self._open_containers, config)
+        expected.receive = partial(self._open_containers, config)
         if not wrap_resolution() and source.is_dir():
             self._open_containers(config, folder_of(source))
         return config
@@ -346,7 +346,7 @@ def _home(file: str) -> torch.device:
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
     said = quantizer.quantization_config
     residence = "streamed" if said.streamed else said.residence
-    tell_conversions(items, tensors.container, quantizer.dtype)
+    warn_of_converted(items, tensors.container, quantizer.dtype)
     load(model, tensors, items, quantizer.placement, mode=said.mode, residence=residence)
     if quantizer.made is not None:
         model.__dict__[KEY].keep(quantizer.made)

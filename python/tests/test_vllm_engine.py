@@ -394,10 +394,10 @@ def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
     layer = torch.nn.Linear(4, 4)
     model = torch.nn.ModuleDict({"down": layer})
     layer.weight_key = torch.zeros(16)
-    _loader.tell_compiler(model, config)
+    _loader.extend_graph_key(model, config)
     assert config.compute_hash() == before
     layer.weight_key = None
-    _loader.tell_compiler(model, config)
+    _loader.extend_graph_key(model, config)
     assert config.additional_config == {"df11 ordinary weights": ["down"]}
     assert config.compute_hash() != before
 
@@ -407,6 +407,6 @@ def test_compiled_graphs_are_kept_by_which_experts_are_exact() -> None:
     config = VllmConfig()
     before, layer = config.compute_hash(), torch.nn.Linear(4, 4)
     layer.quant_method = SimpleNamespace(on_cpu=object())
-    _loader.tell_compiler(torch.nn.ModuleDict({"experts": layer}), config)
+    _loader.extend_graph_key(torch.nn.ModuleDict({"experts": layer}), config)
     assert config.additional_config == {"df11 exact experts": True}
     assert config.compute_hash() != before

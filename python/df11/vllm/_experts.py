@@ -187,12 +187,12 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
 def _refuse(moe: FusedMoEConfig) -> None:
     parallel = "data parallel attention with expert parallelism; leave out --data-parallel-size"
-    for is_asked, problem in (
+    for is_requested, problem in (
         (moe.has_bias, "experts with biases; serve the BF16 checkpoint"),
         (moe.is_lora_enabled, "LoRA adapters of a mixture of experts; serve the BF16 checkpoint"),
         (moe.moe_parallel_config.use_all2all_kernels, parallel),
     ):
-        if is_asked:
+        if is_requested:
             raise ValueError(f"df11 does not support {problem}")
 
 

@@ -98,7 +98,7 @@ class Df11ModelLoader(DefaultModelLoader):
         self._vllm_config = vllm_config
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
-            tell_compiler(model, vllm_config)
+            extend_graph_key(model, vllm_config)
             guard(model)
             if config.exact and torch.cuda.is_available():
                 with torch.inference_mode(False):
@@ -177,7 +177,7 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
         vllm_config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
 
 
-def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
+def extend_graph_key(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs, and on a
     CPU whether experts are exact. Graphs depend on a container, and on options, in nothing else;
     which weights are ordinary depends on sizes and is in no config.
