@@ -12,10 +12,11 @@
 # The way through the package. A weight of a model is a tensor (_tensor) whose memory is the
 # compressed arrays.
 #
-#   use     PyTorch's calls arrive in _dispatch. It decodes, or calls operators (_ops), which run
-#           kernels on PyTorch's stream. _order measures in which order the framework adds, and
-#           _order_cache keeps that on disk. _forwards and _code read from a module's source which
-#           layers share x; _siblings compiles its forward again with one product for them.
+#   use     PyTorch's calls arrive in _dispatch. It decodes, or calls operators (_ops, and _experts
+#           for mixtures), which run kernels on PyTorch's stream. _order measures in which order the
+#           framework adds, and _order_cache keeps that on disk. _forwards and _code read from a
+#           module's source which layers share x; _siblings compiles its forward again with one
+#           product for them.
 #   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
 #           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
 #           containers first (_origin), or one GPU compresses them without any (_packing,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from . import _experts  # noqa: F401, which registers operators that are called here
 from ._matrices import FAST, View, contiguous_strides, lay_out, parts_of, view_of, windows
 from ._ops import TEMPORARY_BYTES
 

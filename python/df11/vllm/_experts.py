@@ -27,8 +27,8 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
+from .._experts import products
 from .._matrices import FAST
-from .._ops import products
 from .._tensor import CompressedTensor, dense
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
