@@ -23,8 +23,8 @@
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
 #           _plan then decides device and residence of each, and _load and _bring copy them.
-#   save    _origin remembers the containers of a module, _changes compares, and _saving copies them
-#           or compresses anew. _merging merges adapters.
+#   save    _origin remembers the containers of a module, and compares. _saving copies them or
+#           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
 #           what vLLM's loading code does with tensors without memory, and loads that. _wrapping
 #           lists the functions of other libraries that are wrapped.

@@ -9,8 +9,7 @@
 ```
 Slabs are tensors of PyTorch's allocator, and arrays are views of them, so the memory is freed with
 the last weight of a group. At most the result, `BATCH_BYTES` (or one larger tensor) and
-`_pack.SLICE_BYTES` are in memory at once. A thread brings the next batch while weights are made
-from the current one.
+`_encoding.PACKED_BYTES` are in memory at once. A thread reads the next batch meanwhile.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ from torch import Tensor
 from . import _native
 from ._arrays import memory_at
 from ._container import Area, Tensors
-from ._encoding import encode, matrix_for
+from ._encoding import Packed, encode, matrix_for, pack, pack_dense, row_ranges
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
-from ._pack import Packed, pack, pack_dense, row_ranges
 from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor

@@ -30,11 +30,10 @@ from transformers.core_model_loading import dot_natural_key
 from . import _plan
 from ._arrays import known_dtype_of
 from ._container import Sliceable
-from ._encoding import LEAST_BYTES, encode, matrix_for
+from ._encoding import LEAST_BYTES, encode, matrix_for, pack_dense
 from ._load import place_others
 from ._modules import entries
 from ._origin import Digest, Origin, Weight, digest, settled, stamp
-from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
 from ._pretrained import LastConversion, zeroed_row

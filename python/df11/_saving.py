@@ -22,12 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from . import _native
-from ._changes import Changes, changes_of
 from ._errors import Error
 from ._link import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
-from ._origin import KEY, Origin, members, rooted
+from ._origin import KEY, Changes, Origin, changes_of, members, rooted
 from ._tensor import dense
 from ._watch import check_gpus
 

@@ -16,8 +16,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.utils import set_weight_attrs
 
+from .._encoding import pack_rows
 from .._load import check_options
-from .._pack import pack_rows
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS
 from ._deferred import Deferred, Patch, Target

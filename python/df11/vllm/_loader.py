@@ -30,10 +30,9 @@ from .._doctor import log_newer
 from .._load import OPTIONS
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
-from ._files import containers_of, weights_of
+from ._files import containers_of, expect, weights_of
 from ._layers import NAMES
 from ._orders import find_orders
-from ._stores import expect
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -80,9 +79,8 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             log_newer()
-            # These import much of vLLM.
-            from ._service import guard, refuse_in_service
-            from ._steps import watch_steps
+            # It imports much of vLLM.
+            from ._workers import guard, refuse_in_service, watch_steps
 
             watch_steps()
             refuse_in_service()
