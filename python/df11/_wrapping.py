@@ -75,8 +75,10 @@ def _find(place: str) -> tuple[Any, str]:
     """The owner of a listed function, and the function's name there."""
     assert place in NEEDED or place in OPTIONAL, place
     module, _, path = place.partition(":")
+    found: Any = import_module(module)
     *outer, name = path.split(".")
-    return functools.reduce(getattr, outer, import_module(module)), name
+    owner = functools.reduce(lambda owner, each: getattr(owner, each, None), outer, found)
+    return owner, name
 
 
 def wrap(*functions: tuple[Any, str, Replacement]) -> str | None:
