@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -263,40 +262,27 @@ class Sliceable:
         return self.wrap(value if key is ... else value[key])
 
 
-def load_beside(beside: Path, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a file beside containers, if there is one.
-    Raises `ValueError` if the containers have one of them, `ParameterError` for no regular file.
+def load_beside(beside: Path, tensors: Container[str]) -> dict[str, Tensor]:
+    """The tensors of a file beside containers, if there is one. Raises `ValueError` if the
+    containers have one of them, `CorruptError` for damage, and `ParameterError` for anything but a
+    regular file: opening a pipe would wait, and a device has no end.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    if not is_there(beside):
+    if not beside.is_file():
+        if os.path.lexists(beside):
+            problem = f"{beside} is not a regular file"
+            raise unfit(problem, "remove it, or put the file itself there")
         return {}
-    with naming(beside):
+    try:
         others: dict[str, Tensor] = load_file(beside)
+    except SafetensorError as error:  # it names no file
+        remedy = "remove the file, or save the model again with save_pretrained"
+        raise damaged(beside, str(error), remedy) from error
     if doubled := next((name for name in others if name in tensors), None):
         raise in_both(beside, doubled)
     return others
-
-
-def is_there(file: Path) -> bool:
-    """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
-    pipe would wait, and a device has no end.
-    """
-    if os.path.lexists(file) and not file.is_file():
-        raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
-    return file.is_file()
-
-
-@contextmanager
-def naming(beside: Path) -> Iterator[None]:
-    """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except SafetensorError as error:
-        remedy = "remove the file, or save the model again with save_pretrained"
-        raise damaged(beside, str(error), remedy) from error
 
 
 def in_both(beside: Path | None, name: str) -> ValueError:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._container import in_both, is_there, naming
+from ._container import load_beside
 from ._errors import unfit
 from ._link import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
@@ -77,13 +77,8 @@ def merge_adapter(
 
 def _take_added(added: Path, checkpoint: Path) -> None:
     """Writes the weights from beside the containers, if any, into a file of a checkpoint."""
-    if not is_there(added):
+    if not (tensors := load_beside(added, _Checkpoint(checkpoint).places)):
         return
-    with naming(added):
-        tensors, _ = _read(added)
-    places = _Checkpoint(checkpoint).places
-    if doubled := next((name for name in tensors if name in places), None):
-        raise in_both(added, doubled)
     file = _files(checkpoint)[-1]
     others, metadata = _read(file)
     _write(file, {**others, **tensors}, metadata)

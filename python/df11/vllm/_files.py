@@ -17,13 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
 from vllm.config import ModelConfig
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtered_repo_files
 
-from .._container import Tensors, in_both, is_there, naming
+from .._container import Tensors, load_beside
 from .._errors import Error
 from .._hub import check_inside, folder_of
 from .._link import WEIGHTS, link, open_folder, remember
@@ -93,13 +92,7 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     tensors = Tensors(open_folder(folder))
     for name in tensors:
         yield name, Stored(tensors, name).tensor()
-    if not is_there(folder / WEIGHTS):
-        return
-    with naming(folder / WEIGHTS), safe_open(folder / WEIGHTS, "pt") as file:
-        for name in file.keys():  # noqa: SIM118, it is no mapping
-            if name in tensors:
-                raise in_both(folder / WEIGHTS, name)
-            yield name, file.get_tensor(name)
+    yield from load_beside(folder / WEIGHTS, tensors).items()
 
 
 def wrap_pulling() -> None:
