@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
+from ._dispatch import dense
 from ._errors import damaged, unfit
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
-from ._tensor import CompressedTensor, dense, rebuild
+from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
 _THREADS = 8

@@ -59,10 +59,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return done
         if func._opname.endswith("_like") or func._opname.startswith("new_"):
             return _ordinary_like(func, *args, **kwargs)
-    return func(*tree_map(_decoded, args), **tree_map(_decoded, kwargs))
+    return func(*tree_map(dense, args), **tree_map(dense, kwargs))
 
 
-def _decoded(value: Any) -> Any:
+def dense(value: Any) -> Any:
+    """The decoded weights of a compressed tensor; any other value itself."""
     return value.decode() if is_compressed(value) else value
 
 

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 
 from . import _native
 from ._container import Tensors
+from ._dispatch import dense
 from ._matrices import FAST
 from ._modules import Entry, Spot, entries, local
 from ._platform import TEMPORARY, places, unlink_mapped
-from ._tensor import CompressedTensor, dense
+from ._tensor import CompressedTensor
 
 KEY = "_df11"
 #: Folders for these containers: in memory, or among temporary files if memory is too small.

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from . import _native
+from ._dispatch import dense
 from ._errors import Error
 from ._link import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
 from ._origin import KEY, Changes, Origin, changes_of, members, rooted
-from ._tensor import dense
 from ._watch import check_gpus
 
 #: The mark that `df11 compress` inserts and `df11 decompress` removes (src/open/beside.rs).

@@ -27,9 +27,10 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
+from .._dispatch import dense
 from .._experts import products
 from .._matrices import FAST
-from .._tensor import CompressedTensor, dense
+from .._tensor import CompressedTensor
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
 from ._layers import Options, defer, finish
