@@ -13,10 +13,10 @@
 # compressed arrays.
 #
 #   use     PyTorch's calls arrive in _dispatch, and some in _functions. They decode, or call
-#           operators (_ops, and _experts for mixtures), which run kernels on PyTorch's stream. _order measures in which order the
-#           framework adds, and _order_cache keeps that on disk. _forwards and _code read from a
-#           module's source which layers share x; _siblings compiles its forward again with one
-#           product for them.
+#           operators (_ops, and _experts for mixtures), which run kernels on PyTorch's stream.
+#           _order measures in which order the framework adds, and _order_cache keeps that on disk.
+#           _forwards and _code read from a module's source which layers share x; _siblings compiles
+#           its forward again with one product for them.
 #   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
 #           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
 #           containers first (_origin), or one GPU compresses them without any (_packing,
