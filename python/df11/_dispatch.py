@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ REMEDY = (
 )
 aten = torch.ops.aten
 Handler = Callable[..., Any]
+Value = TypeVar("Value")
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -62,9 +63,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*tree_map(dense, args), **tree_map(dense, kwargs))
 
 
-def dense(value: Any) -> Any:
+def dense(value: Value) -> Value:
     """The decoded weights of a compressed tensor; any other value itself."""
-    return value.decode() if is_compressed(value) else value
+    given: Any = value
+    decoded: Value = given.decode() if is_compressed(given) else given
+    return decoded
 
 
 def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
