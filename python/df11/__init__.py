@@ -22,7 +22,8 @@
 #           containers first (_origin), or one GPU compresses them without any (_packing,
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
-#           _plan then decides device and residence of each, and _load and _bring copy them.
+#           _plan then decides device (_devices) and residence of each, and _load and _bring copy
+#           them.
 #   save    _origin remembers the containers of a module, and compares. _saving copies them or
 #           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records

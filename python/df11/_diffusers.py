@@ -23,13 +23,14 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from . import _native
 from ._arrays import dtype_of
 from ._container import Lineage, Tensors
+from ._devices import device_of, resolve
 from ._doctor import log_newer
 from ._errors import misshapen
 from ._hub import folder_of
 from ._link import open_folder
 from ._origin import KEY, SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
-from ._plan import Item, device_of, resolve
+from ._plan import Item
 from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
 from ._tensor import CompressedTensor

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
+from ._devices import Devices, device_of, resolve
 from ._doctor import log_newer
 from ._hub import resolve_path
 from ._modules import entries, join, like, look_up, outer
 from ._origin import KEY, Origin, Weight, digest, origins, settled
 from ._parameters import by_conversion, by_name, check_complete
-from ._plan import Devices, Item
+from ._plan import Item
 from ._progress import Bar
 from ._siblings import join_siblings
 from ._tensor import CompressedTensor
@@ -94,21 +95,21 @@ def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
 
 def _placement(device: Any, memory: Any) -> Devices:
     if isinstance(device, dict):
-        return _plan.resolve(device, memory)
+        return resolve(device, memory)
     if device == "auto":
         devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
     else:
         several = device if isinstance(device, (list, tuple)) else [device]
-        devices = [_plan.device_of(one) for one in several]
+        devices = [device_of(one) for one in several]
         if len(set(devices)) == 1:
-            return _plan.resolve({"": devices[0]}, memory)
+            return resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
             raise ValueError(
                 "a list of devices names GPUs; with memory= what does not fit on them is streamed "
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
     caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    return _plan.resolve("auto", memory, caps)
+    return resolve("auto", memory, caps)
 
 
 def check_options(**options: Any) -> None:

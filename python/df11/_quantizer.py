@@ -27,6 +27,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._container import Tensors, load_beside
+from ._devices import device_of, resolve
 from ._doctor import log_newer, mismatch
 from ._hub import Expected, folder_of, hand, wrap_resolution
 from ._link import WEIGHTS, open_folder
@@ -35,7 +36,7 @@ from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import warn_of_converted
-from ._plan import Item, device_of, resolve
+from ._plan import Item
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
