@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from df11 import _native, _ops, _order
+from df11._encoding import pack_dense
 from df11._matrices import product
-from df11._pack import pack_dense
 from df11._tensor import CompressedTensor
 
 GPU = torch.device("cuda", 0)

@@ -12,20 +12,23 @@
 # The way through the package. A weight of a model is a tensor (_tensor) whose memory is the
 # compressed arrays.
 #
-#   use     PyTorch's calls arrive in _dispatch. It decodes, or calls operators (_ops), which run
-#           kernels on PyTorch's stream. _order measures in which order the framework adds, and
-#           _order_cache keeps that on disk. _forwards and _code read from a module's source which
-#           layers share x; _siblings compiles its forward again with one product for them.
+#   use     PyTorch's calls arrive in _dispatch, and some in _functions. They decode, or call
+#           operators (_ops, and _experts for mixtures), which run kernels on PyTorch's stream.
+#           _order measures in which order the framework adds, and _order_cache keeps that on disk.
+#           _forwards and _code read from a module's source which layers share x; _siblings compiles
+#           its forward again with one product for them.
 #   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
 #           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
 #           containers first (_origin), or one GPU compresses them without any (_packing,
 #           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
 #           library's own loader moves these (_pretrained), or their names decide (_parameters).
-#           _plan then decides device and residence of each, and _load and _bring copy them.
-#   save    _origin remembers the containers of a module, _changes compares, and _saving copies them
-#           or compresses anew. _merging merges adapters.
+#           _plan then decides device (_devices) and residence of each, and _load and _bring copy
+#           them.
+#   save    _origin remembers the containers of a module, and compares. _saving copies them or
+#           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
-#           what vLLM's loading code does with tensors without memory, and loads that.
+#           what vLLM's loading code does with tensors without memory, and loads that. _wrapping
+#           lists the functions of other libraries that are wrapped.
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ._errors import damaged, unfit
 from ._link import WEIGHTS, is_far
 
 
-def is_there(file: Path) -> bool:
+def _is_there(file: Path) -> bool:
     """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
     pipe would wait, and a device has no end.
     """
@@ -24,7 +26,7 @@ def is_there(file: Path) -> bool:
 
 
 @contextmanager
-def naming(beside: Path) -> Iterator[None]:
+def _naming(beside: Path) -> Iterator[None]:
     """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
     from safetensors import SafetensorError
 
@@ -42,6 +44,22 @@ def in_both(beside: Path | None, name: str) -> ValueError:
     )
 
 
+def load_beside(beside: Path, names: Container[str]) -> dict[str, Tensor]:
+    """The tensors of the file, on the CPU; none if it does not exist. `names`: tensors of the
+    containers. Raises `ParameterError` if it is no regular file, `CorruptError` if it is damaged,
+    `ValueError` if it has one of these tensors.
+    """
+    from safetensors.torch import load_file
+
+    if not _is_there(beside):
+        return {}
+    with _naming(beside):
+        others: dict[str, Tensor] = load_file(beside)
+    if doubled := next((name for name in others if name in names), None):
+        raise in_both(beside, doubled)
+    return others
+
+
 def open_added(
     source: str | os.PathLike[str], names: Container[str], framework: str, device: str | int
 ) -> Any:
@@ -50,11 +68,11 @@ def open_added(
     damaged, `ValueError` if it has one of these tensors.
     """
     path = Path(source, WEIGHTS)
-    if is_far(source) or not Path(source).is_dir() or not is_there(path):
+    if is_far(source) or not Path(source).is_dir() or not _is_there(path):
         return None
     from safetensors import safe_open
 
-    with naming(path):
+    with _naming(path):
         file: Any = safe_open(path, framework, device)
     if doubled := next((name for name in file.keys() if name in names), None):  # noqa: SIM118
         raise in_both(path, doubled)

@@ -9,8 +9,7 @@
 ```
 Slabs are tensors of PyTorch's allocator, and arrays are views of them, so the memory is freed with
 the last weight of a group. At most the result, `BATCH_BYTES` (or one larger tensor) and
-`_pack.SLICE_BYTES` are in memory at once. A thread brings the next batch while weights are made
-from the current one.
+`_encoding.PACKED_BYTES` are in memory at once. A thread reads the next batch meanwhile.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ from torch import Tensor
 from . import _native
 from ._arrays import memory_at
 from ._container import Area, Tensors
-from ._encoding import encode, matrix_for
+from ._encoding import Packed, encode, matrix_for, pack, pack_dense, row_ranges
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
-from ._pack import Packed, pack, pack_dense, row_ranges
 from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
 from ._progress import Bar
 from ._tensor import CompressedTensor
@@ -110,7 +108,7 @@ class _Device:
         return map(self._streamed, batches) if residence == "streamed" else self._stored(batches)
 
     def _stored(self, batches: Iterable[Sequence[Area]]) -> Iterator[dict[Area, Arrays]]:
-        """One slab per batch. The next batch is brought while the caller uses one."""
+        """One slab per batch. Reads the next batch while the caller uses one."""
         ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
@@ -160,11 +158,6 @@ class _Device:
         if (encoding := encode(matrix.to(self.device))) is None:
             return None
         arrays, part = encoding
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-            book, table = arrays[0], arrays[-1]
-            place = (book.data_ptr(), book.numel(), table.data_ptr())
-            _native.build_tables(self.device.index, [place])
         return CompressedTensor(arrays, [part], value.shape, exact=exact)
 
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
@@ -179,9 +172,9 @@ class _Device:
         """The decoded rows of each window, some at a time. Its tiles exist only meanwhile."""
         batches, same = tee(self._batches(windows))
         some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
-        brought = self._stored(some)
+        on_gpu = self._stored(some)
         for batch in batches:
-            arrays = next(brought)
+            arrays = next(on_gpu)
             for tiles, part in batch:
                 yield self._decoded(arrays[tiles], part)
             del arrays  # before the next ones are there

@@ -1,28 +1,24 @@
 """A container as a dictionary of tensors on the CPU: compressed ones in its mapping, or decoded.
 
 Loaders treat them like any others. Renaming, stacking, cutting, transposing and tying them gives
-windows of the same arrays. Nothing is read until a tensor is decoded or brought to a device.
+windows of the same arrays. Nothing is read until a tensor is decoded or moved to a device.
 """
 
 from __future__ import annotations
 
-import os
-import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ._added import in_both, is_there, naming
 from ._arrays import known_dtype_of, memory_at
+from ._dispatch import dense
 from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
-from ._native import TemporaryFolder
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -264,50 +260,7 @@ class Sliceable:
         return self.wrap(value if key is ... else value[key])
 
 
-class Handed:
-    """A file of PyTorch whose first load gives these tensors, or all loads unless `once`. It exists
-    as long as this object. An existing file `beside` is read too. Raises `ValueError` if that file
-    has one of these tensors, or is no regular file.
-    """
-
-    _all: ClassVar[dict[str, dict[str, Any]]] = {}
-    _again: ClassVar[set[str]] = set()
-
-    def __init__(self, tensors: dict[str, Any], beside: Path | None, *, once: bool = True) -> None:
-        from safetensors.torch import load_file
-
-        self._folder = TemporaryFolder(tempfile.gettempdir())
-        self._key = os.fspath(folder := self._folder.__enter__())
-        self.file = folder / "tensors.bin"
-        others = {}
-        if beside is not None and is_there(beside):
-            with naming(beside):
-                others = load_file(beside)
-        if doubled := next((name for name in others if name in tensors), None):
-            raise in_both(beside, doubled)
-        #: Names of the tensors in `beside`.
-        self.added = list(others)
-        self._all[self._key] = {**tensors, **others}
-        if not once:
-            self._again.add(self._key)
-        torch.save(self, self.file)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return handed, (self._key,)
-
-    def __del__(self) -> None:
-        self._all.pop(self._key, None)
-        self._again.discard(self._key)
-
-
-def handed(key: str) -> dict[str, Any]:
-    return dict(Handed._all[key]) if key in Handed._again else Handed._all.pop(key)
-
-
-torch.serialization.add_safe_globals([handed])
-
-
 def with_dtype(value: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or dtype == value.dtype:
         return value
-    return (value.decode() if isinstance(value, CompressedTensor) else value).to(dtype)
+    return dense(value).to(dtype)

@@ -11,32 +11,35 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import __version__
 from diffusers.quantizers import auto
 from diffusers.quantizers.base import DiffusersQuantizer
 
 from . import _native
 from ._arrays import dtype_of
-from ._container import Handed, Lineage, Tensors
-from ._doctor import log_newer, mismatch
+from ._container import Lineage, Tensors
+from ._devices import device_of, resolve
+from ._doctor import log_newer
 from ._errors import misshapen
-from ._hub import folder_of, wrap
+from ._hub import folder_of
 from ._link import open_folder
 from ._origin import KEY, SAVE_AGAIN, Made, made_of
 from ._parameters import wanted_by
-from ._plan import Item, device_of, resolve
+from ._plan import Item
 from ._quantizer import METHOD, Config, finish, merge, refuse_decoding
 from ._saving import save_model
 from ._tensor import CompressedTensor
 from ._watch import watch
+from ._wrapping import wrap_listed
 
-_ASKED = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
+#: Module of diffusers that finds and loads weights.
+_LOADER = "diffusers.models.modeling_utils"
+_OPTIONS = ("subfolder", "cache_dir", "force_download", "local_files_only", "token", "revision")
 #: State of each thread: the quantizer of the next model (`quantizer`) and of the requested file
 #: (`opened`); whether df11 reads a single file, and the tensors that it read.
 _loading = threading.local()
@@ -60,7 +63,6 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
         self.placement: Any = None
         #: While the model is saved, what gives the tensors that its library writes.
         self.saving: Callable[[], dict[str, Any]] | None = None
-        self._handed: Handed | None = None
         self._items: list[Item] = []
         self._lineage: Lineage | None = None
 
@@ -97,11 +99,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
     def open(self, folder: Path) -> None:
         self.tensors = Tensors(open_folder(folder))
 
-    def hand(self) -> str:
-        self._handed = Handed(self._values(list(self.tensors)), None)
-        return os.fspath(self._handed.file)
-
-    def _values(self, names: list[str]) -> dict[str, torch.Tensor]:
+    def values(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         values = {name: self.tensors[name] for name in names}
         for name, value in values.items():
             if isinstance(value, CompressedTensor) and self.dtype not in (None, value.dtype):
@@ -125,7 +123,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             raise ValueError(
                 f"diffusers calls a tensor {other[0]}, and the checkpoint does not; {SAVE_AGAIN}"
             )
-        return self._values(list(state_dict))
+        return self.values(state_dict)
 
     def _process_model_before_weight_loading(
         self, model: Any, state_dict: dict[str, Any] | None = None, **kwargs: Any
@@ -165,7 +163,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
             model.register_to_config(quantization_config=self.quantization_config)
         # The weights have their original values, so the model may be moved and converted freely.
         model.is_quantized = False
-        self.tensors = self.made = self._handed = self._lineage = None
+        self.tensors = self.made = self._lineage = None
         self._items = []
 
     def get_state_dict_and_metadata(
@@ -182,9 +180,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
 
 def _wrap_saving() -> None:
     """Makes `save_pretrained` write a compressed model as it is in memory."""
-    from diffusers import ModelMixin
-
-    _must_wrap((ModelMixin, "save_pretrained", _save))
+    wrap_listed({f"{_LOADER}:ModelMixin.save_pretrained": _save})
 
 
 def _save(call: Any, arguments: dict[str, Any]) -> None:
@@ -209,25 +205,28 @@ def _wrap() -> None:
     """Makes diffusers find containers when it looks for the files of a compressed model.
     Raises `ImportError` if this release has other functions.
     """
-    from diffusers.models import modeling_utils
 
     def find_index(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         quantizer = _take_state("quantizer")
         if quantizer is None or not quantizer.pre_quantized:
             return call()
-        options = {name: arguments.get(name) for name in _ASKED}
+        options = {name: arguments.get(name) for name in _OPTIONS}
         quantizer.open(folder_of(arguments["pretrained_model_name_or_path"], **options))
         _loading.opened = weakref.ref(quantizer)
         return None
 
     def find_file(call: Callable[[], Any], _: dict[str, Any]) -> Any:
         quantizer = _take_state("opened")
-        return call() if quantizer is None else quantizer.hand()
+        return call() if quantizer is None else _Values(quantizer.values(quantizer.tensors))
 
-    _must_wrap(
-        (modeling_utils, "_fetch_index_file", find_index),
-        (modeling_utils, "_get_model_file", find_file),
-    )
+    functions = {"_fetch_index_file": find_index, "_get_model_file": find_file}
+    wrap_listed({f"{_LOADER}:{name}": each for name, each in functions.items()})
+
+
+class _Values(dict[str, torch.Tensor]):
+    """Tensors in place of a file of weights, which diffusers takes too."""
+
+    __repr__ = object.__repr__
 
 
 class Checkpoint(dict[str, torch.Tensor]):
@@ -251,8 +250,6 @@ def wrap_single_files() -> None:
     """Makes `from_single_file` load containers, and compress safetensors files if it gets options
     of df11.
     """
-    from diffusers.loaders import single_file_utils
-    from diffusers.loaders.single_file_model import FromOriginalModelMixin
 
     def load(call: Any, arguments: dict[str, Any]) -> Any:
         given = arguments.get("kwargs", {})
@@ -279,18 +276,11 @@ def wrap_single_files() -> None:
         _loading.single = Checkpoint(Path(file))
         return _loading.single
 
-    _must_wrap(
-        (FromOriginalModelMixin, "from_single_file", load),
-        (single_file_utils, "load_state_dict", read),
-    )
+    mixin = "diffusers.loaders.single_file_model:FromOriginalModelMixin.from_single_file"
+    wrap_listed({mixin: load, "diffusers.loaders.single_file_utils:load_state_dict": read})
 
 
 _SINGLE = "pretrained_model_link_or_path_or_dict"
-
-
-def _must_wrap(*functions: Any) -> None:
-    if (lacking := wrap(*functions)) is not None:
-        raise ImportError(mismatch("diffusers", __version__, lacking))
 
 
 def _take_state(name: str) -> Any:
@@ -301,4 +291,4 @@ def _take_state(name: str) -> Any:
 
 auto.AUTO_QUANTIZER_MAPPING[METHOD] = Df11DiffusersQuantizer
 auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = Config
-_must_wrap((auto.DiffusersAutoQuantizer, "merge_quantization_configs", merge))
+wrap_listed({f"{auto.__name__}:DiffusersAutoQuantizer.merge_quantization_configs": merge})

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from . import _experts  # noqa: F401, which registers operators that are called here
 from ._matrices import FAST, View, contiguous_strides, lay_out, parts_of, view_of, windows
 from ._ops import TEMPORARY_BYTES
 
@@ -26,6 +27,7 @@ REMEDY = (
 )
 aten = torch.ops.aten
 Handler = Callable[..., Any]
+Value = TypeVar("Value")
 _HANDLERS: dict[Any, Handler] = {}
 
 
@@ -58,11 +60,14 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return done
         if func._opname.endswith("_like") or func._opname.startswith("new_"):
             return _ordinary_like(func, *args, **kwargs)
-    return func(*tree_map(_decoded, args), **tree_map(_decoded, kwargs))
+    return func(*tree_map(dense, args), **tree_map(dense, kwargs))
 
 
-def _decoded(value: Any) -> Any:
-    return value.decode() if is_compressed(value) else value
+def dense(value: Value) -> Value:
+    """The decoded weights of a compressed tensor; any other value itself."""
+    given: Any = value
+    decoded: Value = given.decode() if is_compressed(given) else given
+    return decoded
 
 
 def _refuse_writes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

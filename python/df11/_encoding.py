@@ -1,8 +1,10 @@
-"""Encodes BF16 matrices as stored, in tiles of 32 x 256, by operations of PyTorch on any device.
+"""Compresses BF16 matrices in memory: as stored on any device, or into the fast layout on a GPU.
 
-The arrays equal those of `df11 compress` (spec/format.md, 6.4). The native code does the same on
-CPUs, faster. This module is for weights that are on a GPU already, where it takes about as long as
-copying them there.
+`encode` makes tiles of 32 x 256 by operations of PyTorch, and `pack` runs kernels.
+
+The arrays of tiles equal those of `df11 compress` (spec/format.md, 6.4). The native code makes them
+on CPUs, faster. This module is for weights that are on a GPU already, where it takes about as long
+as copying them there.
 
 ```text
 weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on the CPU)
@@ -12,19 +14,21 @@ weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from . import _native
-from ._matrices import STORED, TABLE_BYTES, TILE_COLUMNS, TILE_ROWS, Part
+from ._matrices import FAST, STORED, TILE_COLUMNS, TILE_ROWS, Part, raw_stream
 
 #: The fewest columns, rows and bytes of a matrix that a writer cuts into such tiles.
 LEAST_COLUMNS, LEAST_ROWS, LEAST_BYTES = 128, 16, 32 << 10
 #: BF16 bytes that are processed at once; this takes 20 times as much memory.
 SLICE_BYTES = 16 << 20
+#: BF16 bytes that are on the GPU at once to be packed.
+PACKED_BYTES = 64 << 20
 _PAIRS = 1 << 16
 #: Counters of one pair, so that fewer additions of the GPU wait for each other.
 _COUNTERS = 8
@@ -53,9 +57,9 @@ def matrix_for(value: Tensor) -> Tensor | None:
 
 
 def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
-    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. On a GPU
-    the last array, the decode table, is only allocated; `_native.build_tables` fills it. None if
-    codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU twice.
+    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. None if
+    codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU three
+    times.
     """
     value = value.contiguous()
     rows, columns = value.shape
@@ -68,8 +72,8 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     records, begins, bitstream_bytes, staged_bytes = _measure(torch.cat(bits))
     plane = torch.cat([_plane(words) for words in _slices(value)])
     bitstream = _write(value, entries, begins, bitstream_bytes // 4)
-    table = value.new_empty(TABLE_BYTES if value.is_cuda else 0, dtype=torch.uint8)
-    arrays = [codebook.to(value.device), records, bitstream, plane, table]
+    codebook = codebook.to(value.device)
+    arrays = [codebook, records, bitstream, plane, torch.ops.df11.table(codebook)]
     return arrays, Part.whole(STORED, rows, columns, staged_bytes)
 
 
@@ -180,3 +184,47 @@ def _plane(words: Tensor) -> Tensor:
     if tiles.numel() > words.numel():
         tiles = tiles[_tiles(torch.ones_like(words, dtype=torch.bool)).permute(_BY_BANDS)]
     return tiles.reshape(-1).view(torch.uint8)
+
+
+Packed = tuple[list[Tensor], list[Part]]
+
+
+def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:
+    """Packs a BF16 matrix on a GPU: arrays and their part. `some` gives its rows in turn, dense on
+    that GPU: whole strips at a time, or the last rows. None if it has too many exceptions.
+    """
+    size, stream = _native.strips_bytes(rows, columns), raw_stream(device.index)
+    strips = torch.empty(size, dtype=torch.uint8, device=device)
+    packer = _native.Packer(device.index, rows, columns, strips.data_ptr(), stream)
+    done = 0
+    for weights in some:
+        packer.pack(done, weights.shape[0], weights.data_ptr(), stream)
+        done += weights.shape[0]
+    if (count := packer.finish(stream)) is None:
+        return None
+    entries = torch.empty(4 * count, dtype=torch.uint8, device=device)
+    if count:
+        packer.take(entries.data_ptr(), stream)
+    return [strips, entries], [Part.whole(FAST, rows, columns)]
+
+
+def pack_rows(
+    device: torch.device, rows: int, columns: int, values: Callable[[int, int], Tensor]
+) -> Packed | None:
+    """Like `pack`, for rows that `values(first, last)` gives on any device."""
+    some = (values(first, last).to(device) for first, last in row_ranges(0, rows, columns))
+    return pack(device, rows, columns, some)
+
+
+def pack_dense(device: torch.device, value: Tensor) -> Packed | None:
+    """Like `pack`, for a dense BF16 tensor on any device, with rows of its last dimension."""
+    dense = value.reshape(-1, value.shape[-1])
+    rows, columns = dense.shape
+    return pack_rows(device, rows, columns, lambda first, last: dense[first:last])
+
+
+def row_ranges(begin: int, end: int, columns: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows: whole strips, as many at a time as `PACKED_BYTES` hold."""
+    step = max(1, PACKED_BYTES // (2 * columns * TILE_ROWS)) * TILE_ROWS
+    for first in range(begin, end, step):
+        yield first, min(first + step, end)

@@ -15,37 +15,25 @@ from typing import Any
 from torch import Tensor
 
 from ._arrays import known_dtype_of
-from ._container import Handed
+from ._container import Sliceable, Tensors
 from ._link import open_folder
 
 #: Files of weights that transformers would load without df11.
 _ORDINARY = ("*.safetensors", "*.bin", "*.gguf")
 
 
-class _File(str):
-    """The path of a file that exists as long as this object."""
-
-    handed: Handed
-
-
-class _Decoded:
+class _Decoded(Sliceable):
     """A tensor that is decoded each time a loader asks for its values."""
 
-    def __init__(self, stored: Any, name: str) -> None:
-        self._stored = stored
-        self.dtype = known_dtype_of(name, stored.dtype)
-
-    def get_shape(self) -> list[int]:
-        return list(self._stored.shape)
-
-    def get_dtype(self) -> str:
-        return str(self._stored.dtype)
+    def __init__(self, tensors: Tensors, name: str) -> None:
+        super().__init__(tensors, name)
+        self.dtype = known_dtype_of(name, self.get_dtype())
 
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 
     def __getitem__(self, key: Any) -> Tensor:
-        values: Tensor = self._stored.torch()
+        values: Tensor = self.reader.stored(self.name).torch()
         return values if key is ... else values[key]
 
 
@@ -63,16 +51,12 @@ def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> 
     return folder if said.get("quant_method", "df11") != "df11" else None
 
 
-def decoded_files(folder: Path) -> list[str]:
-    """A file of weights for transformers' loader, which gives the tensors of the containers."""
-    container = open_folder(folder)
-    tensors = {name: _Decoded(container[name], name) for name in container}
-    handed = Handed(tensors, None, once=False)  # the first load may only look for a dtype
-    file = _File(handed.file)
-    file.handed = handed
+def decoded_tensors(folder: Path) -> dict[str, Any]:
+    """The tensors of a folder's containers, for transformers' loader."""
+    tensors = Tensors(open_folder(folder))
     warnings.warn(
         f"df11: {folder} is compressed beside another quantization, whose quantizer loads it: it "
         "decodes all weights, which take as much memory as without df11",
         stacklevel=2,
     )
-    return [file]
+    return {name: _Decoded(tensors, name) for name in tensors}

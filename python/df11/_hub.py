@@ -12,8 +12,6 @@ as before.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import re
 import shlex
@@ -23,54 +21,30 @@ from typing import Any
 
 from ._errors import unfit
 from ._link import WEIGHTS, is_far, is_linked, shown
+from ._wrapping import wrap_listed
 
 #: Names that the Hub allows, but with an owner: a name without one may be a mistyped path.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
+#: Module of transformers that finds and loads weights.
+_LOADER = "transformers.modeling_utils"
 
 
 class Expected(str):
     """`WEIGHTS` in a config, with the function that receives the folder once it is known."""
 
-    tell: Callable[[Path], None]
+    receive: Callable[[Path], None]
 
 
-_Replacement = Callable[[Callable[[], Any], dict[str, Any]], Any]
+class Handed(str):
+    """A name without a file, for which transformers' loader gets tensors."""
 
-
-def wrap(*functions: tuple[Any, str, _Replacement]) -> str | None:
-    """Replaces functions of a library, named by owner and name, once each, by
-    `replacement(call, arguments)`, where `call` runs the original. If this release lacks one,
-    changes nothing and returns its name.
-    """
-    for owner, name, _ in functions:
-        if not hasattr(owner, name):
-            return name
-    for each in functions:
-        _wrap(*each)
-    return None
-
-
-def _wrap(owner: Any, name: str, replacement: _Replacement) -> None:
-    original = inspect.getattr_static(owner, name)
-    function: Any = original.__func__ if isinstance(original, classmethod) else original
-    if hasattr(function, "_df11"):
-        return
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        return replacement(functools.partial(function, *args, **kwargs), arguments)
-
-    wrapped._df11 = True  # type: ignore[attr-defined]
-    setattr(owner, name, classmethod(wrapped) if isinstance(original, classmethod) else wrapped)
+    tensors: dict[str, Any]
 
 
 def wrap_resolution() -> bool:
     """Makes transformers find containers. False if a release lacks the function; then only local
     folders load, and none whose config names another quantization.
     """
-    from transformers import modeling_utils
 
     def resolve(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         source = arguments.get("pretrained_model_name_or_path")
@@ -80,21 +54,36 @@ def wrap_resolution() -> bool:
         options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
-            name.tell(folder)
+            name.receive(folder)
         return [os.fspath(folder / WEIGHTS)], None
 
-    return wrap((modeling_utils, "_get_resolved_checkpoint_files", resolve)) is None
+    return wrap_listed({f"{_LOADER}:_get_resolved_checkpoint_files": resolve})
+
+
+def hand(tensors: dict[str, Any]) -> Handed:
+    """The name of a weights file that has these tensors, for transformers' loader. Raises
+    `ImportError` if this release loads files by another function.
+    """
+
+    def load(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
+        file = arguments["checkpoint_file"]
+        return dict(file.tensors) if isinstance(file, Handed) else call()
+
+    wrap_listed({f"{_LOADER}:load_state_dict": load})
+    file = Handed("tensors.bin")
+    file.tensors = tensors
+    return file
 
 
 def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None] | None:
     """Files of a folder of containers that another library's quantizer loads; None for others."""
     if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
         return None
-    from ._foreign import decoded_files, folder_for_others
+    from ._foreign import decoded_tensors, folder_for_others
 
     download = arguments.get("download_kwargs") or {}
     folder = folder_for_others(source, download.get("subfolder"))
-    return None if folder is None else (decoded_files(folder), None)
+    return None if folder is None else ([hand(decoded_tensors(folder))], None)
 
 
 def folder_of(

@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
+from ._devices import Devices, device_of, resolve
 from ._doctor import log_newer
 from ._errors import unfit
 from ._hub import resolve_path
 from ._modules import entries, join, like, look_up, outer
 from ._origin import KEY, Origin, Weight, digest, origins, settled
 from ._parameters import by_conversion, by_name, check_complete
-from ._plan import Devices, Item
+from ._plan import Item
 from ._progress import Bar
 from ._siblings import join_siblings
 from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
 Module = TypeVar("Module", bound=nn.Module)
-MODES = ("exact", "fused")
-RESIDENCES = ("stored", "fast", "auto")
+#: Options of a loaded model with their values, for all libraries.
+OPTIONS = {"mode": ("exact", "fused"), "residence": ("stored", "fast", "auto")}
 
 
 def attach(
@@ -67,7 +68,7 @@ def attach(
     if origins(module):
         raise ValueError("the module has compressed weights already; make a new one")
     log_newer()
-    check_options(mode, residence)
+    check_options(mode=mode, residence=residence)
     place = resolve_path(path, revision, subfolder)
     tensors = Tensors(_native.open(place, in_memory=True, base=base))
     placement = _placement(device, memory)
@@ -95,26 +96,26 @@ def _converted(module: nn.Module, tensors: Tensors) -> list[Item] | None:
 
 def _placement(device: Any, memory: Any) -> Devices:
     if isinstance(device, dict):
-        return _plan.resolve(device, memory)
+        return resolve(device, memory)
     if device == "auto":
         devices = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
     else:
         several = device if isinstance(device, (list, tuple)) else [device]
-        devices = [_plan.device_of(one) for one in several]
+        devices = [device_of(one) for one in several]
         if len(set(devices)) == 1:
-            return _plan.resolve({"": devices[0]}, memory)
+            return resolve({"": devices[0]}, memory)
         if any(one.type != "cuda" for one in devices):
             raise ValueError(
                 "a list of devices names GPUs; with memory= what does not fit on them is streamed "
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
     caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
-    return _plan.resolve("auto", memory, caps)
+    return resolve("auto", memory, caps)
 
 
-def check_options(mode: str, residence: str) -> None:
-    for name, value, known in (("mode", mode, MODES), ("residence", residence, RESIDENCES)):
-        if value not in known:
+def check_options(**options: Any) -> None:
+    for name, value in options.items():
+        if value not in (known := OPTIONS[name]):
             raise unfit(f"{name}={value!r} is unknown", f"choose one of {', '.join(known)}")
 
 
@@ -226,13 +227,13 @@ def _dispatch(root: nn.Module, where: dict[str, torch.device]) -> None:
     from accelerate import dispatch_model  # type: ignore[import-untyped]
 
     result: dict[str, Any] = dict(where)
-    around = {path for home in where for path in outer(home)}
+    enclosing = {path for home in where for path in outer(home)}
     for path, module in root.named_modules():
         if look_up(where, path) is not None:
             continue
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
         for name, value in tensors:
-            result[join(path, name) if path in around else path] = value.device
+            result[join(path, name) if path in enclosing else path] = value.device
     skip = getattr(root, "_skip_keys_device_placement", None)
     dispatch_model(
         root, device_map={path: device.index for path, device in result.items()}, skip_keys=skip

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._added import in_both, is_there, naming
+from ._added import load_beside
 from ._errors import unfit
 from ._link import WEIGHTS, is_far
 from ._native import TemporaryFolder, compress, decompress
@@ -97,17 +97,12 @@ def _check_whole(adapted: Any, adapter: Path) -> None:
 
 def _take_added(added: Path, checkpoint: Path) -> None:
     """Writes the weights from beside the containers, if any, into a file of a checkpoint."""
-    if not is_there(added):
+    if not (tensors := load_beside(added, _Checkpoint(checkpoint).places)):
         return
-    with naming(added):
-        tensors, _ = _read(added)
-    places = _Checkpoint(checkpoint).places
-    if doubled := next((name for name in tensors if name in places), None):
-        raise in_both(added, doubled)
     file = _files(checkpoint)[-1]
     others, metadata = _read(file)
     _write(file, {**others, **tensors}, metadata)
-    _tell_index(file, tensors)
+    _add_to_index(file, tensors)
 
 
 def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
@@ -122,7 +117,7 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
         # The last file gets tensors that the original lacks: the head of an adapter.
         more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
         _write(file, {**tensors, **more}, metadata)
-        _tell_index(file, more)
+        _add_to_index(file, more)
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
@@ -184,7 +179,7 @@ def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | No
     written.replace(file)
 
 
-def _tell_index(file: Path, names: Iterable[str]) -> None:
+def _add_to_index(file: Path, names: Iterable[str]) -> None:
     for path in file.parent.glob(f"*{_INDEX}"):
         index = json.loads(path.read_text(encoding="utf-8"))
         if file.name in index["weight_map"].values():

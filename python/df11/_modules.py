@@ -31,7 +31,7 @@ def outer(name: str) -> Iterator[str]:
 
 
 def look_up(where: Mapping[str, Value], name: str) -> Value | None:
-    return next((where[around] for around in outer(name) if around in where), None)
+    return next((where[path] for path in outer(name) if path in where), None)
 
 
 def common(paths: list[str]) -> str:

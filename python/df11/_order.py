@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ._encoding import pack_dense
 from ._order_cache import OrderCache
-from ._pack import pack_dense
 
 #: Splits consist of whole blocks of this many columns; and the most splits that are tried.
 _BLOCK, _MOST_SPLITS = 64, 16

@@ -148,9 +148,9 @@ def _version(library: str) -> list[int] | None:
         path = loaded_library(library)
         if path is None:
             return None
-        tell = getattr(ctypes.CDLL(str(path)), f"{library}GetProperty")
+        read = getattr(ctypes.CDLL(str(path)), f"{library}GetProperty")
         values = [ctypes.c_int() for _ in range(3)]
-        known = [tell(at, ctypes.byref(value)) for at, value in enumerate(values)]
+        known = [read(at, ctypes.byref(value)) for at, value in enumerate(values)]
         if not any(known):
             return [*(value.value for value in values), path.stat().st_size]
     return None

@@ -1,4 +1,8 @@
-"""Which containers the compressed weights of a module came from.
+"""Which containers the compressed weights of a module came from, and what changed since.
+
+The origin of each weight describes its loaded value: windows of tensors of the container, which are
+decoded again to be compared, or a digest of its values. Names count too: a layer that took another
+layer's place has that layer's name.
 
 Containers that are made from BF16 files while a model loads have no names: each file is deleted as
 soon as it is open, and its memory is freed when nobody uses it any longer, also if the process is
@@ -17,14 +21,16 @@ from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from . import _native
 from ._container import Tensors
-from ._modules import Spot, entries, local
+from ._dispatch import dense
+from ._matrices import FAST
+from ._modules import Entry, Spot, entries, local
 from ._platform import TEMPORARY, places, unlink_mapped
 from ._tensor import CompressedTensor
 
@@ -154,9 +160,7 @@ def digest(value: Tensor) -> Digest:
     chance (less than one case in 2^40) or by intent. Computed on the tensor's device, without
     waiting.
     """
-    dense = value.detach()
-    dense = dense.decode() if isinstance(dense, CompressedTensor) else dense
-    flat = dense.contiguous().reshape(-1).view(torch.uint8)
+    flat = dense(value.detach()).contiguous().reshape(-1).view(torch.uint8)
     if flat.numel() % 2 or flat.storage_offset() % 2:
         flat = nn.functional.pad(flat, (0, flat.numel() % 2))
     words, total = flat.view(torch.int16), torch.zeros((), dtype=torch.int64, device=flat.device)
@@ -278,3 +282,98 @@ def rooted(model: Any) -> list[tuple[str, nn.Module, Origin]]:
 
 def origins(model: Any) -> list[tuple[str, Origin]]:
     return [(path, origin) for path, _, origin in rooted(model)]
+
+
+#: Attributes that are equal for views of the same arrays.
+_COMPARED = ("flat_parts", "transposed", "shape")
+
+
+class Changes(NamedTuple):
+    """Names that the module has now."""
+
+    #: Weights of the containers that the module no longer has.
+    gone: list[str]
+    #: Weights with other values, another shape or dtype.
+    differing: list[str]
+    #: Parameters and persistent buffers that the containers lack.
+    new: dict[str, Tensor]
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.differing, *self.gone, *self.new]
+
+
+def changes_of(root: nn.Module, origin: Origin) -> Changes:
+    """Compares all weights of a module with their loaded values. Reads each once, and decodes
+    compressed ones twice, one after another. Raises `ValueError` for weights without memory, and
+    for a container that was replaced.
+    """
+    held = {spot.name: weight for weight in origin.weights for spot in weight.spots}
+    now = {spot.name: entry for entry in entries(root) for spot in entry.spots}
+    seen: dict[tuple[int, int], bool] = {}
+
+    def is_same(name: str, entry: Entry, weight: Weight) -> bool:
+        key = id(entry.value), id(weight)
+        if key not in seen:
+            seen[key] = is_as_loaded(origin, weight, entry.value, name)
+        return seen[key]
+
+    differing = [
+        name
+        for name, entry in now.items()
+        if name in held and (not is_same(name, entry, held[name]) or _is_untied(held[name], now))
+    ]
+    new = {
+        name: entry.value for name, entry in now.items() if name not in held and entry.is_persistent
+    }
+    return Changes([name for name in held if name not in now], differing, new)
+
+
+def _is_untied(weight: Weight, now: dict[str, Entry]) -> bool:
+    """Whether tied parameters are several now. The containers have one of them, also if all are
+    equal.
+    """
+    names = (spot.name for spot in weight.spots)
+    return len({id(now[name].value) for name in names if name in now}) > 1
+
+
+@torch.no_grad()
+def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") -> bool:
+    """Whether a value equals the loaded value of a weight, bit for bit."""
+    value = local(value.detach())
+    if value.is_meta:
+        raise ValueError(
+            f"{name or weight.name} has no memory here: it was offloaded; bring it back first, as "
+            "accelerate.hooks.remove_hook_from_module(model, recurse=True) does"
+        )
+    if weight.description is None:
+        return settled(digest(value)) == weight.digest
+    if value.dtype != torch.bfloat16:
+        return False
+    expected = origin.tensors.rebuild(weight.description)
+    if expected.shape != value.shape or _has_arrays(value, expected):
+        return expected.shape == value.shape
+    return torch.equal(_bits(_on_cpu(value)), _bits(expected))
+
+
+def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
+    """Whether it is a view of the same compressed arrays; nobody can write to these."""
+    if not isinstance(value, CompressedTensor):
+        return False
+    if any(getattr(value, name) != getattr(expected, name) for name in _COMPARED):
+        return False
+    first, second = (
+        [(array.data_ptr(), array.numel()) for array in one._kept] for one in (value, expected)
+    )
+    return first == second
+
+
+def _on_cpu(value: Tensor) -> Tensor:
+    """A value on the CPU. A GPU decodes the fast layout, which no CPU can."""
+    if isinstance(value, CompressedTensor) and any(part.residence == FAST for part in value.parts):
+        value = value.decode()
+    return value.cpu()
+
+
+def _bits(value: Tensor) -> Tensor:
+    return dense(value).reshape(-1).view(torch.uint8)

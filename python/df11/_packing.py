@@ -1,7 +1,7 @@
 """Compresses BF16 weights while transformers loads them, on the GPU: as stored, or fast.
 
 This takes about as long as loading them, and needs no container: each matrix is compressed as soon
-as the loader has brought it to the GPU. Saving makes the containers later, from the same files.
+as it is on the GPU. Saving makes the containers later, from the same files.
 
 Tensors are read ahead of the loader. PyTorch copies from a mapped file to a GPU at 7 GB/s. Pinned
 memory is several times as fast, and files that are read take no memory of the process.
@@ -27,14 +27,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.core_model_loading import dot_natural_key
 
-from . import _native, _plan
+from . import _plan
 from ._arrays import known_dtype_of
 from ._container import Sliceable
-from ._encoding import LEAST_BYTES, encode, matrix_for
+from ._encoding import LEAST_BYTES, encode, matrix_for, pack_dense
 from ._load import place_others
 from ._modules import entries
 from ._origin import Digest, Origin, Weight, digest, settled, stamp
-from ._pack import pack_dense
 from ._parameters import warn_of_conversions
 from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
 from ._pretrained import LastConversion, zeroed_row
@@ -65,7 +64,6 @@ class PackingTaker(LastConversion):
         self.stamp = stamp(folder)
         #: By name: why a parameter is ordinary, if it is, and the digest of its values.
         self._known: dict[str, tuple[str | None, Digest]] = {}
-        self._tables: list[tuple[int, int, int]] = []
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
@@ -123,9 +121,6 @@ class PackingTaker(LastConversion):
         nbytes = sum(aligned(array.numel()) for array in arrays)
         if part is None or value.nbytes - nbytes < _plan.LEAST_SAVED:
             return SMALL
-        if value.is_cuda:
-            book, table = arrays[0], arrays[-1]
-            self._tables.append((book.data_ptr(), book.nbytes, table.data_ptr()))
         return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
 
     def finish(self) -> Origin:
@@ -133,9 +128,6 @@ class PackingTaker(LastConversion):
         if self.reader is not None:
             self.reader.close()
         warn_of_conversions(self._conversions)
-        if self._tables:
-            torch.cuda.current_stream(self.device).synchronize()
-            _native.build_tables(self.device.index, self._tables)
         model, weights = self.model, []
         for entry in entries(model):
             name = next((spot.name for spot in entry.spots if spot.name in self._known), None)

@@ -201,7 +201,7 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
 _DECODED = {"raw", "float", "delta"}
 
 
-def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
+def warn_of_converted(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:
     """Warns of weights that are rounded, and of compressed ones that become wider.
 
     `dtype`: default dtype of parameters; None: the stored one.
@@ -211,16 +211,16 @@ def tell_conversions(items: Iterable[Item], container: Any, dtype: torch.dtype |
         used = item.value.dtype
         stored = [container[name] for name in item.tensor_names]
         for kind in {kind for one in stored if (kind := dtype_of(one.dtype)) is not None} - {used}:
-            is_asked = used == dtype and not {one.encoding for one in stored} <= _DECODED
-            if is_asked or torch.promote_types(kind, used) != used:
+            is_requested = used == dtype and not {one.encoding for one in stored} <= _DECODED
+            if is_requested or torch.promote_types(kind, used) != used:
                 counts[kind, used] += 1
     warn_of_conversions(counts)
 
 
 def warn_of_conversions(counts: Mapping[tuple[torch.dtype, torch.dtype], int]) -> None:
-    for (kind, found), count in counts.items():
-        words = f"stored as {kind} and used as {found}".replace("torch.", "")
-        what = _WIDENED if torch.promote_types(kind, found) == found else _ROUNDED
+    for (kind, used), count in counts.items():
+        words = f"stored as {kind} and used as {used}".replace("torch.", "")
+        what = _WIDENED if torch.promote_types(kind, used) == used else _ROUNDED
         warnings.warn(f"df11: {count} weights are {words}, {what}", stacklevel=2)
 
 

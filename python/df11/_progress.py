@@ -16,12 +16,12 @@ def _word(stage: str) -> str:
 
 
 class Watcher:
-    def __init__(self, tell: Callable[[str, int, int], object]) -> None:
-        self.tell = tell
+    def __init__(self, show: Callable[[str, int, int], object]) -> None:
+        self.show = show
 
     def __call__(self, stage: str, done: int, total: int) -> object:
         """`done` of `total` bytes, over all stages."""
-        return self.tell(stage, done, total)
+        return self.show(stage, done, total)
 
     def close(self) -> None:
         """The work has ended, successfully or not."""

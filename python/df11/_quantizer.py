@@ -13,7 +13,6 @@ No other weight is in memory or on disk as BF16 meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
@@ -27,21 +26,24 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from ._container import Handed, Tensors
+from ._added import load_beside
+from ._container import Tensors
+from ._devices import byte_count, device_of, resolve
 from ._doctor import log_newer, mismatch
 from ._errors import unfit
-from ._hub import Expected, folder_of, wrap, wrap_resolution
+from ._hub import Expected, folder_of, hand, wrap_resolution
 from ._link import WEIGHTS, open_folder
 from ._load import check_options, load
 from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
-from ._parameters import tell_conversions
-from ._plan import Item, byte_count, device_of, resolve
+from ._parameters import warn_of_converted
+from ._plan import Item
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
 from ._watch import check_gpus, watch
+from ._wrapping import wrap_listed
 
 METHOD = "df11"
 #: Types of devices that compress BF16 weights during loading.
@@ -85,7 +87,7 @@ class Df11Config(QuantizationConfigMixin):
         streamed: bool = False,
         **others: Any,
     ) -> None:
-        check_options(mode, residence)
+        check_options(mode=mode, residence=residence)
         if unknown := [name for name in others if name != "quant_method"]:
             known = "mode, residence, memory, streamed"
             raise unfit(f"Df11Config has no {', '.join(unknown)}", f"its options are {known}")
@@ -116,7 +118,7 @@ def merge(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
     return options if method == METHOD and isinstance(options, Config) else call()
 
 
-wrap((auto.AutoHfQuantizer, "merge_quantization_configs", merge))
+wrap_listed({f"{auto.__name__}:AutoHfQuantizer.merge_quantization_configs": merge})
 
 
 def refuse_decoding(*_: Any, **__: Any) -> Any:
@@ -144,7 +146,6 @@ class Df11Quantizer(HfQuantizer):
         self.dtype: torch.dtype | None = None
         #: While the model is saved: gives the tensors that its library writes.
         self.saving: Callable[[], dict[str, Any]] | None = None
-        self._handed: Handed | None = None
         self._ignored: Any = None
         self._later: Callable[[], None] | None = None
         self._ratio = 1.0
@@ -180,7 +181,7 @@ class Df11Quantizer(HfQuantizer):
         if source.is_dir() and getattr(config, "dtype", None) is not None:
             return config
         config.transformers_weights = expected = Expected(WEIGHTS)
-        expected.tell = partial(self._open_containers, config)
+        expected.receive = partial(self._open_containers, config)
         if not wrap_resolution() and source.is_dir():
             self._open_containers(config, folder_of(source))
         return config
@@ -226,7 +227,7 @@ class Df11Quantizer(HfQuantizer):
                 model, folder, device, self.dtype, exact, said.residence
             )
             if (slices := packer.slices(files)) is not None:
-                self._hand(slices, None, files)
+                files[:] = [hand(slices)]
             self._ratio = PACKED
             return
         beside = self._prepare(files)
@@ -234,17 +235,15 @@ class Df11Quantizer(HfQuantizer):
         self._ratio = self.container.stored_bytes / max(1, whole)
         rest = "cpu" if self.placement is None else self.placement.rest
         self.taker = taker = Taker(model, Tensors(self.container), self.dtype, rest)
-        self._hand(taker.slices(), beside, files)
-        taker.take_beside(beside, self._handed.added if self._handed else [])
+        tensors = taker.slices()
+        added = {} if beside is None else load_beside(beside, tensors)
+        files[:] = [hand(tensors | added)]
+        taker.take_beside(beside, list(added))
         # `df11.report` names the tensors that belong to no parameter.
         self._ignored = model._keys_to_ignore_on_load_unexpected
         model._keys_to_ignore_on_load_unexpected = {""}
         # The loader takes these weights for ones that are quantized during loading.
         self.pre_quantized = False
-
-    def _hand(self, tensors: dict[str, Any], beside: Path | None, files: list[str]) -> None:
-        self._handed = Handed(tensors, beside)
-        files[:] = [os.fspath(self._handed.file)]
 
     def _packs(self, files: list[str]) -> bool:
         said, place = self.quantization_config, self.placement
@@ -310,7 +309,7 @@ class Df11Quantizer(HfQuantizer):
             check_gpus([self.taker.device])
         else:
             model._keys_to_ignore_on_load_unexpected = self._ignored
-            taker, self.taker, self._handed = self.taker, None, None
+            taker, self.taker = self.taker, None
             items = taker.finish()
             left = taker.left()
             finish(model, self, taker.tensors, items)
@@ -318,7 +317,7 @@ class Df11Quantizer(HfQuantizer):
         _wrap_saving()
         watch(model)
         # Copies of the model carry the rest of the quantizer.
-        self.model = self.container = self.made = self.taker = self._handed = None
+        self.model = self.container = self.made = self.taker = None
         return model
 
     def is_serializable(self) -> bool:
@@ -353,7 +352,7 @@ def _home(file: str) -> torch.device:
 def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> None:
     said = quantizer.quantization_config
     residence = "streamed" if said.streamed else said.residence
-    tell_conversions(items, tensors.container, quantizer.dtype)
+    warn_of_converted(items, tensors.container, quantizer.dtype)
     load(model, tensors, items, quantizer.placement, mode=said.mode, residence=residence)
     if quantizer.made is not None:
         model.__dict__[KEY].keep(quantizer.made)
@@ -361,9 +360,7 @@ def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> N
 
 def _wrap_saving() -> None:
     """Makes `save_pretrained` write a compressed model as it is in memory."""
-    from transformers import PreTrainedModel
-
-    wrap((PreTrainedModel, "save_pretrained", _save))
+    wrap_listed({"transformers.modeling_utils:PreTrainedModel.save_pretrained": _save})
 
 
 def _save(call: Any, arguments: dict[str, Any]) -> None:

@@ -19,8 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from ._errors import unfit
-from ._hub import wrap, wrap_resolution
+from ._hub import wrap_resolution
 from ._link import is_far
+from ._wrapping import wrap_listed
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -77,16 +78,14 @@ def _explain_containers() -> None:
     loads it, instead of "no repository" or "no JSON". Changes nothing if transformers finds files
     by another function.
     """
-    from transformers import configuration_utils
-    from transformers.utils import hub
 
     def explain(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         source = arguments.get("path_or_repo_id", arguments.get("pretrained_model_name_or_path"))
         _refuse_container(source)
         return call()
 
-    config = configuration_utils.PreTrainedConfig
-    wrap((hub, "cached_files", explain), (config, "get_config_dict", explain))
+    config = "transformers.configuration_utils:PreTrainedConfig.get_config_dict"
+    wrap_listed({"transformers.utils.hub:cached_files": explain, config: explain})
 
 
 def _refuse_container(source: Any) -> None:

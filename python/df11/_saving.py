@@ -22,13 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from . import _native
-from ._changes import Changes, changes_of
+from ._dispatch import dense
 from ._errors import Error
 from ._link import WEIGHTS
 from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
-from ._origin import KEY, Origin, members, rooted
-from ._tensor import CompressedTensor
+from ._origin import KEY, Changes, Origin, changes_of, members, rooted
 from ._watch import check_gpus
 
 #: The mark that `df11 compress` inserts and `df11 decompress` removes (src/open/beside.rs).
@@ -95,9 +94,7 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _copied(value: Tensor) -> Tensor:
-    value = gathered(value.detach())
-    value = value.decode() if isinstance(value, CompressedTensor) else value
-    return value.cpu().clone(memory_format=torch.contiguous_format)
+    return dense(gathered(value.detach())).cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _wrapped(root: nn.Module, origin: Origin) -> dict[tuple[int, str], str]:

@@ -138,7 +138,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
     if not _is_plain(module, siblings):
         return None
     weights, biases = _parameters(module, siblings)
-    if not weights or (torch.is_grad_enabled() and (x.requires_grad or _ask(biases))):
+    if not weights or (torch.is_grad_enabled() and (x.requires_grad or _require_grad(biases))):
         return None
     if torch.compiler.is_compiling():
         if torch.is_autocast_enabled(x.device.type):
@@ -163,7 +163,7 @@ def _is_watched() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-def _ask(biases: Sequence[Tensor | None]) -> bool:
+def _require_grad(biases: Sequence[Tensor | None]) -> bool:
     return any(bias is not None and bias.requires_grad for bias in biases)
 
 

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from . import _native
-from ._changes import is_as_loaded
 from ._errors import CorruptError
 from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
-from ._origin import Origin, members, origins
+from ._origin import Origin, is_as_loaded, members, origins
 from ._report import html_table, show_bytes
 from ._siblings import MOST_ROWS, joined_siblings
 from ._tensor import CompressedTensor

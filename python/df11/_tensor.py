@@ -8,13 +8,11 @@ their call. It cannot be written to.
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from itertools import chain
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, _tensor_str, nn
@@ -22,7 +20,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from . import _ops
-from ._dispatch import REMEDY, Compressed, dispatch, refuse_writing
+from ._dispatch import Compressed, dense, dispatch
+from ._functions import FUNCTIONS, refuse_gradients
 from ._matrices import (
     ARRAYS,
     FAST,
@@ -39,15 +38,8 @@ from ._matrices import (
 
 #: PyTorch's own tensor classes.
 PLAIN = (Tensor, nn.Parameter)
-#: No processor has memory at addresses from here on.
-_NO_MEMORY = 1 << 62
-#: Libraries that use an address as the identity of a weight, to find tied ones, without reading
-#: there.
-_COMPARING = ("accelerate", "peft", "transformers")
 _STATE = ("exact", "transposed", "flipped")
 _NEEDED = {"parts", "shape"}
-#: The most calls between `load_state_dict` and the tensor.
-_MOST_FRAMES = 6
 #: Version of the fast layout (spec/gpu.md, part 6), increased when the meaning of its bytes
 #: changes. Version 3 has patches.
 FAST_VERSION = 3
@@ -247,9 +239,9 @@ class CompressedTensor(Compressed):
                     shown.narrow(dim, 0, options.edgeitems + 1),
                     shown.narrow(dim, size - options.edgeitems, options.edgeitems),
                 )
-                shown = torch.cat([_dense(edge) for edge in edges], dim)
+                shown = torch.cat([dense(edge) for edge in edges], dim)
         with _tensor_str.printoptions(threshold=0):
-            return repr(_dense(shown))
+            return repr(dense(shown))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompressedTensor:
         # Nothing can write to the arrays, so a copy may share them.
@@ -271,7 +263,7 @@ class CompressedTensor(Compressed):
         if not torch.compiler.is_compiling():
             if func is functional.linear and (y := _linear_now(*args, **kwargs or {})) is not None:
                 return y
-            if (special := _FUNCTIONS.get(func)) is not None:
+            if (special := FUNCTIONS.get(func)) is not None:
                 return special(*args, **kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs or {})
@@ -335,166 +327,6 @@ def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
         or x.is_meta
         or torch.is_autocast_enabled(x.device.type)
     )
-
-
-def refuse_gradients() -> None:
-    raise RuntimeError(
-        "a compressed tensor cannot require gradients; gradients flow through it to its inputs, so "
-        f"train adapters beside it (requires_grad=False), or {REMEDY}"
-    )
-
-
-def _requires_grad(self: CompressedTensor, requires_grad: bool = True) -> CompressedTensor:
-    if requires_grad and not _is_assigned():
-        refuse_gradients()
-    return self
-
-
-def _is_assigned() -> bool:
-    """Whether `load_state_dict(assign=True)` requests gradients. It does so for each weight that
-    replaces one with gradients, also for compressed weights, where nobody wants them.
-    """
-    frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
-    for _ in range(_MOST_FRAMES):
-        if frame.f_code is code:
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _set_data(self: CompressedTensor, value: Tensor) -> None:
-    if isinstance(value, CompressedTensor):
-        if (value.shape, value.stride(), value.device) != (self.shape, self.stride(), self.device):
-            raise RuntimeError(
-                "the data of a compressed tensor cannot be a compressed one of other shape or on "
-                "another device; put a new parameter in its module instead"
-            )
-        self._take(value)
-        return
-    warnings.warn(
-        "the data of a compressed weight is set: it is an ordinary tensor from now on, with all of "
-        "its memory",
-        stacklevel=3,
-    )
-    is_parameter = getattr(self, "_is_param", False)
-    other = nn.Parameter(value, requires_grad=False) if is_parameter else value.detach()
-    torch.utils.swap_tensors(self, other)  # type: ignore[no-untyped-call]
-
-
-def _scaled(name: str) -> Callable[..., Tensor]:
-    """`div_` or `mul_`, with which some models scale weights in their first run. A factor of one
-    changes nothing. A scaled parameter becomes ordinary. Other tensors are refused, because they
-    may be aliases of a parameter.
-    """
-
-    def scale(self: Tensor, other: Any, **options: Any) -> Tensor:
-        if not isinstance(self, CompressedTensor):
-            with torch._C.DisableTorchFunctionSubclass():
-                scaled: Tensor = getattr(self, name)(other, **options)
-                return scaled
-        is_number = isinstance(other, (int, float))
-        if is_number and other == 1 and not options:
-            return self
-        if not (is_number and getattr(self, "_is_param", False)):
-            refuse_writing(name)
-        _set_data(self, getattr(self.decode(), name)(other, **options))
-        return self
-
-    return scale
-
-
-class _Storage(torch.UntypedStorage):
-    """The storage of a compressed tensor, which has no memory of its own."""
-
-    #: Bytes of arrays.
-    held: int
-
-    def nbytes(self) -> int:
-        return self.held
-
-    def data_ptr(self) -> int:
-        _refuse_address()
-
-
-def _storage(self: CompressedTensor) -> torch.UntypedStorage:
-    """The storage that PyTorch sees, always the same object."""
-    with torch._C.DisableTorchFunctionSubclass():
-        storage = self.untyped_storage()
-    storage.__class__ = _Storage
-    storage.held = self._nbytes  # type: ignore[attr-defined]
-    return storage
-
-
-def _typed_storage(self: CompressedTensor) -> torch.TypedStorage:
-    kept = {"wrap_storage": _storage(self), "dtype": self.dtype}
-    return torch.TypedStorage(**kept, _internal=True)  # type: ignore[no-untyped-call]
-
-
-def _refuse_address() -> NoReturn:
-    raise RuntimeError(
-        "a compressed tensor has no memory with BF16 weights, and no address; to save a model use "
-        "save_pretrained, or the tensors of df11.state_dict(model); .decode() gives one tensor"
-    )
-
-
-def _address(self: CompressedTensor) -> int:
-    """A number that aliases share, for libraries that compare addresses. Reading there faults.
-    Raises `RuntimeError` for all other callers.
-    """
-    if self.is_meta:
-        return 0
-    caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
-    if caller not in _COMPARING:
-        _refuse_address()
-    number = hash((self._arrays[0].data_ptr(), self.flat_parts, self.transposed))
-    return _NO_MEMORY + number % (1 << 44) * 256
-
-
-def _share_memory(self: CompressedTensor) -> CompressedTensor:
-    for array in self._arrays:
-        array.share_memory_()  # type: ignore[no-untyped-call]
-    return self
-
-
-def _interface(self: CompressedTensor) -> NoReturn:
-    raise AttributeError("a compressed tensor has no memory with BF16 weights; take .decode()")
-
-
-def _assign(self: Tensor, key: Any, value: Any) -> None:
-    if isinstance(self, CompressedTensor):
-        refuse_writing("assignment to elements")
-    self[key] = _dense(value)
-
-
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    Tensor.requires_grad_: _requires_grad,
-    Tensor.requires_grad.__set__: _requires_grad,  # type: ignore[attr-defined]
-    Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-    torch._has_compatible_shallow_copy_type: lambda self, other: type(self) is type(other),
-    Tensor.data_ptr: _address,
-    Tensor.nbytes.__get__: lambda self: self._nbytes,  # type: ignore[attr-defined]
-    Tensor.untyped_storage: _storage,
-    Tensor.storage: _typed_storage,
-    # A caller of clone wants to write.
-    Tensor.clone: lambda self, **_: self.decode(),
-    Tensor.share_memory_: _share_memory,
-    Tensor.is_shared: lambda self: self._arrays[0].is_shared(),
-    Tensor.__setitem__: _assign,
-    Tensor.numpy: lambda self, *args, **kwargs: self.decode().numpy(*args, **kwargs),
-    Tensor.__array__: lambda self, *args, **kwargs: self.decode().__array__(*args, **kwargs),
-    Tensor.__cuda_array_interface__.__get__: _interface,
-    Tensor.div_: _scaled("div_"),
-    Tensor.mul_: _scaled("mul_"),
-    Tensor.apply_: lambda *_: refuse_writing("apply_"),
-    Tensor.tolist: lambda self: self.decode().tolist(),
-    Tensor.__dlpack__: lambda self, **kwargs: self.decode().__dlpack__(**kwargs),
-}
-
-
-def _dense(value: Tensor) -> Tensor:
-    return value.decode() if isinstance(value, CompressedTensor) else value
 
 
 def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:

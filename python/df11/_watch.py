@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from . import _native
-from ._hub import wrap
 from ._matrices import raw_stream
 from ._origin import KEY
 from ._tensor import CompressedTensor
+from ._wrapping import wrap, wrap_listed
 
 
 def raise_if_damaged(device: torch.device | int | None = None) -> None:
@@ -57,18 +57,15 @@ def watch(model: Any) -> None:
     its `get_memory_footprint` count compressed bytes. Changes the defining classes once, without
     effect on other models.
     """
-    for name, around in (("generate", _generate), ("get_memory_footprint", _footprint)):
+    for name, replacement in (("generate", _generate), ("get_memory_footprint", _footprint)):
         owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
         if owner is not None:
-            wrap((owner, name, around))
+            wrap((owner, name, replacement))
     if "transformers.modeling_utils" in sys.modules:
-        from transformers.pipelines import base
-
-        wrap((base.Pipeline, "forward", _forward))
+        wrap_listed({"transformers.pipelines.base:Pipeline.forward": _forward})
     if "diffusers" in sys.modules:
-        from diffusers import DiffusionPipeline
-
-        wrap((DiffusionPipeline, "maybe_free_model_hooks", _end))
+        pipeline = "diffusers.pipelines.pipeline_utils:DiffusionPipeline"
+        wrap_listed({f"{pipeline}.maybe_free_model_hooks": _end})
 
 
 def _footprint(call: Any, arguments: dict[str, Any]) -> Any:

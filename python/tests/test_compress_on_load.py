@@ -21,7 +21,7 @@ from models import SMALL, Folders, equal, greedy, load, same_weights, saved, see
 
 import df11
 from df11 import _origin
-from df11._plan import Devices
+from df11._devices import Devices
 from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
 

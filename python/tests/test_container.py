@@ -9,7 +9,7 @@ import torch
 from weights import WEIGHTS, container_of, normals, same, weights
 
 import df11
-from df11 import _bring, _pack
+from df11 import _bring, _encoding
 from df11._bring import _held
 from df11._container import Area, Sliceable, Tensors
 from df11._progress import Bar
@@ -93,7 +93,7 @@ def test_weights_are_brought_while_others_are_packed(
 ) -> None:
     """Many small batches, on streams with work that still uses memory which has been freed."""
     monkeypatch.setattr(_bring, "BATCH_BYTES", 4 << 20)
-    monkeypatch.setattr(_pack, "SLICE_BYTES", 1 << 20)
+    monkeypatch.setattr(_encoding, "PACKED_BYTES", 1 << 20)
     net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
     weights = {name: value.detach().bfloat16() for name, value in net.named_parameters()}
     container_of(weights, tmp_path)

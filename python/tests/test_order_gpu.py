@@ -14,8 +14,7 @@ from weights import same
 
 import df11
 from df11 import _native, _ops, _order
-from df11._encoding import encode
-from df11._pack import pack_dense
+from df11._encoding import encode, pack_dense
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.gpu

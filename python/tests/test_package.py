@@ -18,7 +18,7 @@ from conftest import ROOT, one_layout, run
 
 import df11
 from df11 import _doctor, _native
-from df11._hub import wrap
+from df11._wrapping import wrap
 
 LIBRARY = Path(_native.__file__)
 PACKAGE = Path(df11.__file__).parent

@@ -10,9 +10,9 @@ from test_attach import LAYERS, WIDTH, Net, attach, compressed, fill, same
 import df11
 from df11 import _load, _plan
 from df11._container import Tensors
+from df11._devices import Devices, limited, resolve
 from df11._modules import common, look_up
 from df11._parameters import by_name
-from df11._plan import Devices, limited, resolve
 
 FORMS: list[_plan.Residence] = ["streamed", "stored", "fast"]
 CPU, ONE, TWO = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)

@@ -14,7 +14,7 @@ from weights import WEIGHTS, compressed, container_of, normals, same
 import df11
 from df11 import _native, _ops, _workspaces
 from df11._container import Tensors
-from df11._pack import pack_dense
+from df11._encoding import pack_dense
 from df11._tensor import CompressedTensor
 from df11._watch import check_gpus, raise_if_damaged
 

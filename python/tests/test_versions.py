@@ -14,7 +14,7 @@ import transformers
 from models import SMALL, Folders, equal, load, prompt, saved, seeded
 
 import df11
-from df11 import _doctor, _quantizer
+from df11 import _doctor, _hub, _quantizer, _wrapping
 
 #: Files of models that ask whether a model is quantized, of the releases that are tested, and why
 #: that is no matter.
@@ -136,6 +136,22 @@ def test_a_release_that_lacks_something_is_told(
         with pytest.raises(ImportError, match=words) as error:
             _quantizer.Df11Quantizer(_quantizer.Config(), pre_quantized=True).validate_environment()
         assert "update_tp_plan and update_attn_implementation" in str(error.value)
+
+
+@pytest.mark.parametrize("place", sorted(_wrapping.NEEDED | _wrapping.OPTIONAL))
+def test_wrapped_functions_are_there(place: str) -> None:
+    library = place.partition(".")[0]
+    if library == "vllm":
+        pytest.skip("test_vllm_service.py looks for those of vLLM")
+    pytest.importorskip(library)
+    owner, name = _wrapping._find(place)
+    assert callable(getattr(owner, name))
+
+
+def test_a_release_that_lacks_a_wrapped_function_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("transformers.modeling_utils.load_state_dict")
+    with pytest.raises(ImportError, match=r"^transformers \S+ is .*: it lacks load_state_dict; "):
+        _hub.hand({})
 
 
 @pytest.mark.parametrize("lacking", _quantizer._WITH_CONFIG)

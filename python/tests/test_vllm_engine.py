@@ -38,7 +38,7 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 
 import df11
-from df11.vllm import _steps
+from df11.vllm import _workers
 
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
@@ -51,12 +51,12 @@ def serve(folder, adapter, tells=False, **options):
               dtype="bfloat16", **options)
     lora = LoRARequest("adapter", 1, adapter) if adapter else None
     if tells:
-        _steps.raise_if_damaged = told_by_a_kernel
+        _workers.raise_if_damaged = told_by_a_kernel
     answers = llm.generate(PROMPTS, SAMPLING, lora_request=lora, use_tqdm=False)
     return [list(answer.outputs[0].token_ids) for answer in answers]
 
 if __name__ == "__main__":
-    check = _steps.raise_if_damaged
+    check = _workers.raise_if_damaged
     for folder, adapter, options in json.loads(sys.argv[1]):
         # What vLLM has compiled by itself, such as its router, takes minutes: only its models are.
         torch._dynamo.config.disable = options.get("enforce_eager", False)
@@ -65,7 +65,7 @@ if __name__ == "__main__":
             said = serve(folder, adapter, **options)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-        _steps.raise_if_damaged = check
+        _workers.raise_if_damaged = check
         print("SAID " + json.dumps(said), flush=True)
     cleanup_dist_env_and_memory()
     gc.collect()
@@ -78,13 +78,13 @@ from vllm import LLM, SamplingParams
 
 def meet_damage(worker, rank):
     import df11
-    from df11.vllm import _steps
+    from df11.vllm import _workers
 
     def told_by_a_kernel():
         raise df11.CorruptError("told by a kernel")
 
     if worker.rank == rank:
-        _steps.raise_if_damaged = told_by_a_kernel
+        _workers.raise_if_damaged = told_by_a_kernel
 
 if __name__ == "__main__":
     folder, rank = sys.argv[1:]
@@ -394,10 +394,10 @@ def test_compiled_graphs_are_kept_by_which_weights_are_ordinary() -> None:
     layer = torch.nn.Linear(4, 4)
     model = torch.nn.ModuleDict({"down": layer})
     layer.weight_key = torch.zeros(16)
-    _loader.tell_compiler(model, config)
+    _loader.extend_graph_key(model, config)
     assert config.compute_hash() == before
     layer.weight_key = None
-    _loader.tell_compiler(model, config)
+    _loader.extend_graph_key(model, config)
     assert config.additional_config == {"df11 ordinary weights": ["down"]}
     assert config.compute_hash() != before
 
@@ -407,6 +407,6 @@ def test_compiled_graphs_are_kept_by_which_experts_are_exact() -> None:
     config = VllmConfig()
     before, layer = config.compute_hash(), torch.nn.Linear(4, 4)
     layer.quant_method = SimpleNamespace(on_cpu=object())
-    _loader.tell_compiler(torch.nn.ModuleDict({"experts": layer}), config)
+    _loader.extend_graph_key(torch.nn.ModuleDict({"experts": layer}), config)
     assert config.additional_config == {"df11 exact experts": True}
     assert config.compute_hash() != before

@@ -13,7 +13,8 @@ import pytest
 import torch
 from vllm.v1.worker.gpu_worker import Worker
 
-from df11.vllm import _service
+from df11 import _wrapping
+from df11.vllm import _workers
 
 #: An engine in a process that vLLM starts by `fork` or `spawn`, from one that has decoded before.
 #: Prints what calls in service say, and tokens before and after.
@@ -117,6 +118,12 @@ def test_an_engine_serves_on_after_refusals(said: dict[str, Any]) -> None:
     assert said["written"] == []
 
 
+@pytest.mark.parametrize("place", sorted(p for p in _wrapping.NEEDED if p.startswith("vllm")))
+def test_wrapped_functions_are_there(place: str) -> None:
+    owner, name = _wrapping._find(place)
+    assert callable(getattr(owner, name))
+
+
 def model(is_compressed: bool) -> torch.nn.Module:
     layer = torch.nn.Linear(4, 4)
     key = torch.nn.Parameter(torch.zeros(16), requires_grad=False)
@@ -133,7 +140,7 @@ def test_only_weights_that_can_come_back_are_dropped(level: int, of_draft: bool)
         target, draft = map(model, compressed)
         runner = SimpleNamespace(get_model=lambda: target, drafter=SimpleNamespace(model=draft))
         worker = SimpleNamespace(model_runner=runner)
-        return _service._sleep(lambda: "asleep", {"self": worker, "level": level})
+        return _workers._sleep(lambda: "asleep", {"self": worker, "level": level})
 
     assert sleep(False, False) == "asleep"
     if level == 1:
@@ -145,5 +152,5 @@ def test_only_weights_that_can_come_back_are_dropped(level: int, of_draft: bool)
 
 def test_models_without_compressed_weights_are_left_as_they_are() -> None:
     dense = model(False)
-    _service.guard(dense)
+    _workers.guard(dense)
     assert "load_weights" not in vars(dense) and dense.state_dict()

@@ -87,7 +87,18 @@ pub trait ReadArrays<'m> {
         array: usize,
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
-    ) -> Result<&'s [u8]>;
+    ) -> Result<&'s [u8]>
+    where
+        'm: 's,
+    {
+        Ok(match self.read(array, range)? {
+            Cow::Borrowed(bytes) => bytes,
+            Cow::Owned(bytes) => {
+                *scratch = bytes;
+                scratch
+            }
+        })
+    }
 
     /// The weights that the tensor is a difference from.
     ///
@@ -112,15 +123,6 @@ pub trait ReadBase: Send + Sync {
 impl<'m, const N: usize> ReadArrays<'m> for [&'m [u8]; N] {
     fn read(&self, array: usize, range: Range<u64>) -> Result<Cow<'m, [u8]>> {
         part(self[array], range).map(Cow::Borrowed)
-    }
-
-    fn read_with<'s>(
-        &'s self,
-        array: usize,
-        range: Range<u64>,
-        _: &'s mut Vec<u8>,
-    ) -> Result<&'s [u8]> {
-        part(self[array], range)
     }
 }
 

@@ -98,7 +98,10 @@ impl<'m> ReadArrays<'m> for Tensor<'m> {
         array: usize,
         range: Range<u64>,
         scratch: &'s mut Vec<u8>,
-    ) -> Result<&'s [u8]> {
+    ) -> Result<&'s [u8]>
+    where
+        'm: 's,
+    {
         self.shard().read_array_with(self.first_array() + array, range, scratch)
     }
 

@@ -7,12 +7,12 @@
 //! scheduler/, tokenizer/     without weights: their files belong to no component
 //! ```
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, mem, path::Path};
 
 use super::{
     folder::{Source, little_to_code, open_files},
     hub_cache, index,
-    walk::{Found, LeftOut, walk, walk_within},
+    walk::{Found, LeftOut, check_installed, walk},
 };
 use crate::{
     Error, Result,
@@ -65,25 +65,27 @@ impl Sources {
             return Source::open_variant(path, variant).map(Self::single);
         }
         let (root, note) = hub_cache::snapshot(path)?;
-        let (found, left_out) = walk(&root)?;
+        let (mut found, mut left_out) = walk(&root)?;
         index::check_variant(&found, variant)?;
         let folders = components(&found);
         if folders.is_empty() {
             let source = Source::of_files(&root, found, left_out, variant)?;
             return Ok(Self::single(source.noted(note)));
         }
-        let open = |folder: &String| {
+        let mut open = |folder: &String| {
             let place = root.join(folder);
-            let source = walk_within(&place, &root)
-                .and_then(|(found, left_out)| Source::of_files(&place, found, left_out, variant));
+            let found = take_inside(&mut found, folder, |file| &mut file.path);
+            let left_out = take_inside(&mut left_out, folder, |file| &mut file.path);
+            let source = check_installed(&place)
+                .and_then(|()| Source::of_files(&place, found, left_out, variant));
             let mut component =
                 Component::new(folder, source.map_err(|error| named(error, folder))?);
-            let notes = std::mem::take(&mut component.model.notes);
+            let notes = mem::take(&mut component.model.notes);
             component.model.notes = notes.iter().map(|note| component.sentence(note)).collect();
             Ok(component)
         };
-        let mut components = folders.iter().map(open).collect::<Result<Vec<_>>>()?;
-        let mut rest = rest(found, left_out, &folders)?.noted(note);
+        let mut components = folders.iter().map(&mut open).collect::<Result<Vec<_>>>()?;
+        let mut rest = rest(found, left_out)?.noted(note);
         let weights = components.iter().flat_map(|component| &component.model.weights);
         rest.notes.extend(little_to_code(weights));
         components.push(Component::new("", rest));
@@ -145,16 +147,25 @@ fn components(found: &[Found]) -> BTreeSet<String> {
     weights.filter_map(|file| Some(file.path.split_once('/')?.0.to_owned())).collect()
 }
 
-/// The files that belong to no component.
-fn rest(found: Vec<Found>, left_out: Vec<LeftOut>, folders: &BTreeSet<String>) -> Result<Source> {
-    let is_inside =
-        |path: &str| path.split_once('/').is_some_and(|(folder, _)| folders.contains(folder));
-    let (mut side, mut weights) = (Vec::new(), Vec::new());
-    for file in found.into_iter().filter(|file| !is_inside(&file.path)) {
-        let is_weights = is_safetensors(&file.path) || index::is_index(&file.path);
-        if is_weights { weights.push(file) } else { side.push(file) }
+/// Takes what lies in a folder out of a list, with its path in that folder.
+fn take_inside<T>(all: &mut Vec<T>, folder: &str, path: fn(&mut T) -> &mut String) -> Vec<T> {
+    let mut inside = Vec::new();
+    for mut one in mem::take(all) {
+        let path = path(&mut one);
+        if path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')) {
+            path.drain(..=folder.len());
+            inside.push(one);
+        } else {
+            all.push(one);
+        }
     }
-    let left_out = left_out.into_iter().filter(|file| !is_inside(&file.path)).collect();
+    inside
+}
+
+/// The files that belong to no component, of which they were taken out.
+fn rest(found: Vec<Found>, left_out: Vec<LeftOut>) -> Result<Source> {
+    let is_weights = |file: &Found| is_safetensors(&file.path) || index::is_index(&file.path);
+    let (weights, side): (Vec<_>, Vec<_>) = found.into_iter().partition(is_weights);
     let mut source = open_files(side, left_out, None)?;
     source.left_out.extend(weights.into_iter().map(|file| {
         let reason =

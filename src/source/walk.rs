@@ -66,14 +66,9 @@ impl Found {
 /// and folders are passed over: `.git` and `.cache` are no part of a model, and `.env` must not end
 /// up in a container. [`check_installed`] must not refuse the folder.
 pub(crate) fn walk(root: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
-    walk_within(root, root)
-}
-
-/// Like [`walk`], with links that may lead into `home`, which holds `root`.
-pub(super) fn walk_within(root: &Path, home: &Path) -> Result<(Vec<Found>, Vec<LeftOut>)> {
     check_installed(root)?;
     let (mut found, mut left_out) = (Vec::new(), Vec::new());
-    let (homes, mut folders) = (homes(home), vec![(root.to_owned(), String::new())]);
+    let (homes, mut folders) = (homes(root), vec![(root.to_owned(), String::new())]);
     while let Some((folder, prefix)) = folders.pop() {
         let listing = |source| Error::io("listing", &folder, source);
         for entry in fs::read_dir(&folder).map_err(listing)? {

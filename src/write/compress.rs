@@ -225,25 +225,26 @@ fn write_folder(
     observer: &dyn Observer,
 ) -> Result<Vec<Report>> {
     let is_pipeline = inputs.len() > 1;
-    let mut paths = BTreeSet::new();
+    let (mut paths, mut all_shards) = (BTreeSet::new(), Vec::new());
     for input in &inputs {
         let shards = shard_paths(&input.model, is_pipeline)?;
         check_outputs(&input.model, &shards)?;
         let side = input.model.side.iter().map(|side| &side.path);
         paths.extend(side.chain(&shards).map(|path| input.path_of(path)));
+        all_shards.push(shards);
     }
     check_nameable(paths.iter())?;
     let card = options.card.as_ref().zip(card_path(&paths));
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());
-    for mut component in inputs {
+    for (mut component, shards) in inputs.into_iter().zip(all_shards) {
         if is_pipeline && component.folder.is_empty() {
             component.model.metadata.extend([list_of_components(&identities)]);
             check_metadata(&component.model.metadata)?;
         }
         let (component, layout) = (&component, options.layout);
         let compressor = Compressor { component, layout, base, observer };
-        let (report, identity) = compressor.folder(&mut folder, options, is_pipeline)?;
+        let (report, identity) = compressor.folder(&mut folder, &shards, options)?;
         reports.push(report);
         let identity = blake3::Hash::from_bytes(identity).to_hex().to_string();
         identities.insert(component.folder.clone(), identity);
@@ -336,18 +337,18 @@ impl Compressor<'_> {
         Ok(report)
     }
 
-    /// Fills a folder, or a component's part of one. Returns the model's identity too.
+    /// Fills a folder, or a component's part of one, with containers of these paths. Returns the
+    /// model's identity too.
     fn folder(
         &self,
         folder: &mut OutputFolder,
+        paths: &[String],
         options: &CompressOptions,
-        in_pipeline: bool,
     ) -> Result<(Report, [u8; 32])> {
         let component = self.component;
-        let paths = shard_paths(&component.model, in_pipeline)?;
         let mut report = Report::new(component, false);
         let mut outputs = Vec::new();
-        for (shard, path) in self.shards(false).iter().zip(&paths) {
+        for (shard, path) in self.shards(false).iter().zip(paths) {
             let file = folder.create_file(&component.path_of(path))?;
             let mut output = self.write(shard, file, &mut report)?;
             output.close();

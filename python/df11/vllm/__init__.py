@@ -20,8 +20,8 @@ def register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from ._config import NAME, Df11Config
+    from ._files import wrap_pulling
     from ._loader import register_loader
-    from ._stores import wrap_pulling
 
     register_quantization_config(NAME)(Df11Config)
     register_loader()

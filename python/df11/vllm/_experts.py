@@ -27,8 +27,9 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
 from vllm.model_executor.utils import set_weight_attrs
 from vllm.platforms import current_platform
 
+from .._dispatch import dense
+from .._experts import products
 from .._matrices import FAST
-from .._ops import products
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
@@ -143,8 +144,8 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
             return self._multiply(layer, x, topk_weights, topk_ids)
         return self.dense.apply(
             hidden_states=x,
-            w1=_dense(layer, "w13_weight"),
-            w2=_dense(layer, "w2_weight"),
+            w1=dense(layer.w13_weight),
+            w2=dense(layer.w2_weight),
             topk_weights=topk_weights,
             topk_ids=topk_ids,
             activation=layer.activation,
@@ -187,23 +188,18 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
 def _refuse(moe: FusedMoEConfig) -> None:
     parallel = "data parallel attention with expert parallelism; leave out --data-parallel-size"
-    for is_asked, problem in (
+    for is_requested, problem in (
         (moe.has_bias, "experts with biases; serve the BF16 checkpoint"),
         (moe.is_lora_enabled, "LoRA adapters of a mixture of experts; serve the BF16 checkpoint"),
         (moe.moe_parallel_config.use_all2all_kernels, parallel),
     ):
-        if is_asked:
+        if is_requested:
             raise ValueError(f"df11 does not support {problem}")
 
 
 def _is_grouped(layer: Any, name: str) -> bool:
     weight = getattr(layer, name)
     return isinstance(weight, CompressedTensor) and [p.residence for p in weight.parts] == [FAST]
-
-
-def _dense(layer: Any, name: str) -> Tensor:
-    weight = getattr(layer, name)
-    return weight.decode() if isinstance(weight, CompressedTensor) else weight
 
 
 def route(

@@ -1,24 +1,33 @@
-"""Chooses the files of a model: its containers, or the files that vLLM itself loads.
+"""Chooses the files of a model: its containers, here or in a store, or the files that vLLM loads.
 
 `config.json` decides. If it names df11, the containers are the weights, and other weights beside
 them are ignored. If it does not, a container beside other weights is a stray one. Containers alone
 are loaded, because a checkpoint of another quantization method would be named there.
+
+`vllm serve s3://…`: vLLM has names of stores for its own streamer, which reads safetensors. It
+pulls config and tokenizer into a local folder and keeps the name as `model_weights`; for such names
+it replaces the load format. If the config in the store names df11, the plugin does the same with a
+linked folder, and keeps the name after `_OURS`, which vLLM takes for no store's.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from safetensors import safe_open
 from torch import Tensor
+from vllm.config import ModelConfig
 from vllm.logger import init_logger
 from vllm.transformers_utils.repo_utils import get_hf_file_to_dict, list_filtered_repo_files
 
-from .._added import in_both, is_there, naming
+from .._added import load_beside
 from .._container import Tensors
+from .._errors import Error
 from .._hub import check_inside, folder_of
-from .._link import WEIGHTS, open_folder
+from .._link import WEIGHTS, link, open_folder, remember
+from .._wrapping import wrap_listed
 from ._config import NAME
 from ._deferred import Stored
 
@@ -26,6 +35,10 @@ logger = init_logger("vllm.plugins.df11")
 
 #: Names of weights files, as vLLM looks for them.
 _OTHERS = ["*.safetensors", "*.bin", "*.pt"]
+#: Before a name in `model_weights`: the plugin loads from there.
+_OURS = "df11+"
+#: Names that vLLM takes for those of stores; all others it looks for on the Hub.
+_STORES = ("s3://", "gs://", "az://")
 
 
 def containers_of(
@@ -80,10 +93,44 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     tensors = Tensors(open_folder(folder))
     for name in tensors:
         yield name, Stored(tensors, name).tensor()
-    if not is_there(folder / WEIGHTS):
+    yield from load_beside(folder / WEIGHTS, tensors).items()
+
+
+def wrap_pulling() -> None:
+    """Makes vLLM link folders of containers in stores. Does nothing if a release pulls otherwise:
+    then such names fail as without df11.
+    """
+    wrap_listed({"vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai": _pull})
+
+
+def _pull(call: Any, arguments: dict[str, Any]) -> None:
+    config, model = arguments["self"], arguments["model"].removeprefix(_OURS)
+    folder = None if config.model_weights else _linked(model)
+    if folder is None:
+        call()
         return
-    with naming(folder / WEIGHTS), safe_open(folder / WEIGHTS, "pt") as file:
-        for name in file.keys():  # noqa: SIM118, it is no mapping
-            if name in tensors:
-                raise in_both(folder / WEIGHTS, name)
-            yield name, file.get_tensor(name)
+    if config.tokenizer == config.model:
+        config.tokenizer = str(folder)
+    else:
+        call.func(config, str(folder), config.tokenizer)
+    config.model, config.model_weights = str(folder), _OURS + model
+
+
+def _linked(model: str) -> Path | None:
+    """The linked folder of a model in a store; None if it is not of df11."""
+    if not model.lower().startswith(_STORES):
+        return None
+    try:
+        folder = link(model)
+        config = json.loads((folder / "config.json").read_bytes())
+    except (Error, OSError, ValueError) as error:
+        logger.info("df11: no containers are loaded from a store: %s", error)
+        return None
+    is_ours = (config.get("quantization_config") or {}).get("quant_method") == NAME
+    return folder if is_ours else None
+
+
+def expect(config: ModelConfig) -> None:
+    """Notes the linked folder of a model in this process, which may not have made it."""
+    if config.model_weights.startswith(_OURS):
+        remember(Path(config.model), config.model_weights.removeprefix(_OURS))

@@ -83,7 +83,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     read = sum(weight.stored_bytes for block in held for weight in block)
     with (bar := Bar(read)):
         _load(held, residences, options, device, bar)
-    _tell(held, residences, read)
+    _log(held, residences, read)
 
 
 def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
@@ -198,7 +198,7 @@ def _load(
             target.patches.clear()
 
 
-def _tell(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
+def _log(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> None:
     whole = ", ".join(f"{count} blocks {kind}" for kind, count in Counter(residences).items())
     logger.info("df11: %s; %s bytes of compressed matrices read", whole or "nothing", f"{read:,}")
     reasons: Counter[str] = Counter()

@@ -16,7 +16,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.utils import set_weight_attrs
 
-from .._pack import pack_rows
+from .._encoding import pack_rows
+from .._load import check_options
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS
 from ._deferred import Deferred, Patch, Target
@@ -25,12 +26,12 @@ from ._operators import hold
 logger = init_logger("vllm.plugins.df11")
 
 NAMES = ("weight", *EXPERTS)
-#: Options with their values; the first is the default.
-OPTIONS = {"mode": ("exact", "fused"), "residence": ("auto", "fast", "stored")}
 
 
 class Options:
-    mode, residence = (values[0] for values in OPTIONS.values())
+    mode = "exact"
+    #: vLLM says how much memory it may use, so a model takes what makes it fast.
+    residence = "auto"
 
     @property
     def exact(self) -> bool:
@@ -41,14 +42,11 @@ class Options:
         """Takes over options that a user named.
         Raises `ValueError` for a value that an option does not have.
         """
-        for name, value in options.items():
-            if value not in OPTIONS[name]:
-                known = ", ".join(OPTIONS[name])
-                raise ValueError(
-                    f"--model-loader-extra-config: {name}={value!r} is unknown; choose one of "
-                    f"{known}"
-                )
-            setattr(self, name, value)
+        try:
+            check_options(**options)
+        except ValueError as error:
+            raise ValueError(f"--model-loader-extra-config: {error}") from None
+        vars(self).update(options)
 
 
 def defer(layer: nn.Module, name: str, target: Target) -> nn.Parameter:

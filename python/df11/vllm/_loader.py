@@ -27,12 +27,12 @@ import df11
 
 from .. import _ops
 from .._doctor import log_newer
+from .._load import OPTIONS
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
-from ._files import containers_of, weights_of
-from ._layers import NAMES, OPTIONS
+from ._files import containers_of, expect, weights_of
+from ._layers import NAMES
 from ._orders import find_orders
-from ._stores import expect
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -79,9 +79,8 @@ class Df11ModelLoader(DefaultModelLoader):
             config.choose(self.options)
             _refuse(vllm_config, config)
             log_newer()
-            # These import much of vLLM.
-            from ._service import guard, refuse_in_service
-            from ._steps import watch_steps
+            # It imports much of vLLM.
+            from ._workers import guard, refuse_in_service, watch_steps
 
             watch_steps()
             refuse_in_service()
@@ -97,7 +96,7 @@ class Df11ModelLoader(DefaultModelLoader):
         self._vllm_config = vllm_config
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
-            tell_compiler(model, vllm_config)
+            extend_graph_key(model, vllm_config)
             guard(model)
             if config.exact and torch.cuda.is_available():
                 with torch.inference_mode(False):
@@ -176,7 +175,7 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
         vllm_config.compilation_config.inductor_compile_config.setdefault("triton.enable_pdl", True)
 
 
-def tell_compiler(model: nn.Module, vllm_config: VllmConfig) -> None:
+def extend_graph_key(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs, and on a
     CPU whether experts are exact. Graphs depend on a container, and on options, in nothing else;
     which weights are ordinary depends on sizes and is in no config.

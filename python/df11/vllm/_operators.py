@@ -18,7 +18,7 @@ import vllm.envs as envs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import _ops
+from .. import _experts, _ops
 from .._order import LINEAR, Framework
 from .._tensor import CompressedTensor
 from . import _cpu
@@ -131,7 +131,7 @@ def grouped_linear(
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
     weight, *_ = _held[key.data_ptr()]
     experts = weight.matrix_shape[0] // height
-    return _ops.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
+    return _experts.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
 
 
 _ops.operator(

@@ -48,7 +48,7 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
         named.setdefault(shape, []).append(path)
         if shape not in unknown:
             unknown[shape] = _unknown(weight, shape, requests if shape.is_head else captured)
-    _tell(named, unknown, time.perf_counter() - begin)
+    _log(named, unknown, time.perf_counter() - begin)
 
 
 def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, CompressedTensor]]:
@@ -84,7 +84,7 @@ def _unknown(weight: CompressedTensor, shape: _Shape, x_rows: Iterable[int]) -> 
     return [count for count in wanted if not known.get(count, True)]
 
 
-def _tell(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], seconds: float) -> None:
+def _log(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], seconds: float) -> None:
     total = sum(map(len, named.values()))
     known = sum(len(names) for shape, names in named.items() if not unknown[shape])
     logger.info(

@@ -350,15 +350,6 @@ impl<'m> ReadArrays<'m> for WithBase<'m> {
         self.arrays.read(array, range)
     }
 
-    fn read_with<'s>(
-        &'s self,
-        array: usize,
-        range: Range<u64>,
-        scratch: &'s mut Vec<u8>,
-    ) -> Result<&'s [u8]> {
-        self.arrays.read_with(array, range, scratch)
-    }
-
     fn base(&self) -> Result<Box<dyn ReadBase + 'm>> {
         Ok(Box::new(self.base))
     }
