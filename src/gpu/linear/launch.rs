@@ -204,10 +204,11 @@ impl ProductLaunch {
     /// or more, and with more than [`BAND_ROWS`] if some block has more than one split of a strip.
     /// It takes up to [`WIDE_SPLITS`].
     fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
-        let is_fastest = match rows {
-            ..=ROWS => true,
-            ..=BAND_ROWS => splits.clone().all(|splits| splits <= FEW_SPLITS),
-            _ => splits.clone().all(|splits| splits == 1) && self.strips() <= self.processors,
+        let all_have = |most| splits.clone().all(|splits| splits <= most);
+        let is_fastest = if rows <= BAND_ROWS {
+            rows <= ROWS || all_have(FEW_SPLITS)
+        } else {
+            all_have(1) && self.strips() <= self.processors
         };
         let is_only = splits.any(|splits| splits > WIDE_SPLITS);
         let is_possible = self.keeps_order && self.staged.is_none() && rows <= ORDER_ROWS;
