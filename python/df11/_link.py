@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 import threading
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from . import _native
@@ -91,24 +91,9 @@ def open_folder(folder: Path) -> Any:
     root = next((each for each in (folder, *folder.parents) if each in _names), None)
     if root is None:
         model = _native.open(folder)
-        _check_places(model, folder)
     else:
         inner = folder.relative_to(root).as_posix()
         name = _names[root] if folder == root else f"{_names[root]}/{inner}"
         model = _native.open(name, in_memory=True)
     model.check_complete()
     return model
-
-
-def _check_places(model: Any, folder: Path) -> None:
-    """Refuses the containers of another model in a subfolder, such as a checkpoint of a trainer,
-    which are found if the folder lost its own. A model has its config above its weights.
-    """
-    for path in model.container_paths:
-        inner = PurePosixPath(path).parent.as_posix()
-        is_own = any(name.startswith(f"{inner}/") for name in model.weights_files)
-        if inner != "." and not is_own and (folder / inner / "config.json").is_file():
-            raise unfit(
-                f"{folder} holds no container of its own, and {path} is of another model",
-                f"fetch or save {folder} again, or load {folder / inner}",
-            )

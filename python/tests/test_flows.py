@@ -81,7 +81,7 @@ def test_a_folder_without_containers_takes_none_of_another_model(
     out = shutil.copytree(folders.df11("llama"), tmp_path / "out")
     shutil.copytree(folders.df11("llama-bias"), out / "checkpoint-1")
     (out / "model.df11").unlink()
-    words = r"out holds no container of its own, and checkpoint-1/model\.df11 is of another model"
+    words = r"out holds no container of its own, and .*checkpoint-1/model\.df11 is of another model"
     with pytest.raises(df11.ParameterError, match=words):
         load(out)
     assert load(out / "checkpoint-1").lm_head.weight.shape == (512, 128)

@@ -43,7 +43,8 @@ impl OpenOptions {
     /// other models, such as checkpoints. See [`open`].
     ///
     /// # Errors
-    /// Like [`open`].
+    /// Like [`open`]; [`Error::Parameter`] if the only containers are those of another model in a
+    /// subfolder.
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Model> {
         self.with_base(self.open_alone(path.as_ref())?)
     }
@@ -159,6 +160,7 @@ impl OpenOptions {
             let problem = format!("{} holds no .df11 file", folder.display());
             Error::parameter(problem, "name a container, or compress a model first")
         })?;
+        check_places(folder, &shards)?;
         Ok(shards)
     }
 
@@ -167,6 +169,30 @@ impl OpenOptions {
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
         Shard::open(path.to_owned(), reader, self.checksums)
     }
+}
+
+/// Refuses containers of another model, such as a trainer's checkpoint in a subfolder, which are
+/// found if a model's folder has lost its own. A model's config lies above its weights.
+fn check_places(folder: &Path, shards: &[Shard]) -> Result<()> {
+    let has_config = |folder: &Path| folder.join("config.json").is_file();
+    let is_own = |inner: &Path| {
+        let mut files = shards.iter().flat_map(Shard::files);
+        files.any(|file| file.is_weights() && Path::new(file.path()).starts_with(inner))
+    };
+    for shard in shards {
+        let place = shard.path().parent().unwrap_or(folder);
+        let inner = place.strip_prefix(folder).unwrap_or(Path::new(""));
+        if place != folder && has_config(folder) && has_config(place) && !is_own(inner) {
+            let problem = format!(
+                "{} holds no container of its own, and {} is of another model",
+                folder.display(),
+                shard.path().display()
+            );
+            let remedy = format!("fetch or save it again, or name {}", place.display());
+            return Err(Error::parameter(problem, remedy));
+        }
+    }
+    Ok(())
 }
 
 /// A path that is the name of an object, or of several, beyond a network.

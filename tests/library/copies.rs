@@ -213,6 +213,24 @@ fn other_models_in_subfolders_stay() {
 }
 
 #[test]
+fn a_folder_that_lost_its_containers_takes_none_of_a_checkpoint() {
+    let fixture = Fixture::new();
+    let checkpoint = fixture.model.join("checkpoint-1");
+    fs::create_dir(&checkpoint).unwrap();
+    compress_to(&fixture.other("other", "model.safetensors"), &checkpoint.join("model.df11"));
+    assert_eq!(fixture.open().shards().len(), 2);
+    [FIRST, SECOND].map(|name| fs::remove_file(fixture.model.join(name)).unwrap());
+    // Without a config it is no folder of a model.
+    assert_eq!(fixture.open().shards().len(), 1);
+    fs::copy(fixture.model.join("config.json"), checkpoint.join("config.json")).unwrap();
+    let error = df11::open(&fixture.model).unwrap_err().to_string();
+    assert!(error.contains("holds no container of its own"), "{error}");
+    assert_eq!(df11::open(&checkpoint).unwrap().shards().len(), 1);
+    fs::remove_file(fixture.model.join("config.json")).unwrap();
+    assert_eq!(fixture.open().shards().len(), 1, "a folder above models");
+}
+
+#[test]
 fn a_pipeline_keeps_the_components_that_it_lists() {
     let fixture = Fixture::new();
     fixture.other("pipe/unet", "diffusion.safetensors");
