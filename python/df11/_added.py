@@ -8,12 +8,13 @@ import os
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ._errors import damaged, unfit
 from ._link import WEIGHTS, is_far
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _is_there(file: Path) -> bool:

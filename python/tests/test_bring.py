@@ -11,8 +11,8 @@ from weights import WEIGHTS, compressed, container_of, normals, same, weights
 
 from df11 import _bring
 from df11._container import Tensors
+from df11._encoding import pack_dense
 from df11._errors import GpuError
-from df11._pack import pack_dense
 from df11._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock
 from df11._progress import Bar
 from df11._tensor import CompressedTensor

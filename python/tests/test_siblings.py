@@ -937,7 +937,7 @@ def test_logits_are_the_same(
 ) -> None:
     original, model = folders.pair(name, device)
     report = df11.report(model)
-    assert len(report.siblings) == 6 and "6 products by 15 matrices" in str(report)
+    assert len(report.siblings) == 6 and "15 matrices that share x in 6 products" in str(report)
     assert report.siblings[0] == tuple(f"model.layers.0.self_attn.{layer}" for layer in QKV)
     expected = models.greedy(original, prompt(2, 7), 3)
     assert models.equal(models.greedy(model, prompt(2, 7), 3, like=expected), expected)
