@@ -202,7 +202,7 @@ fn raise(py: Python<'_>, error: &Error) -> PyErr {
     exception().map_or_else(|failure| failure, PyErr::from_value)
 }
 
-/// What an exception says, and the remedy at its end, if it has one.
+/// The message of an exception, and the remedy at its end, if it has one.
 fn message(error: &Error) -> (String, Option<String>) {
     let missing = match error {
         Error::Unsupported { remedy, .. }

@@ -131,7 +131,7 @@ def figures_of(line: str) -> list[str]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/comparison.md"])
 def test_figures_of_packages_are_those_of_their_record(page: str) -> None:
-    """Of each package in the table of files: percent, then medians of the rates."""
+    """Percent and medians of the rates of each package in the table of files."""
     record = json.loads((ROOT / "benches/record/2026-11-27-peers.json").read_text())
     sources = list(dict.fromkeys(row["source"] for row in record["rows"]))
     sources = sources[:1] if page == "README.md" else sources

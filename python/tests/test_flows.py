@@ -77,7 +77,7 @@ def test_weights_in_subfolders(folders: Folders, tmp_path: Path) -> None:
 def test_a_folder_without_containers_takes_none_of_another_model(
     folders: Folders, tmp_path: Path
 ) -> None:
-    """Of a checkpoint below it, which loads by itself."""
+    """A checkpoint below it loads by itself."""
     out = shutil.copytree(folders.df11("llama"), tmp_path / "out")
     shutil.copytree(folders.df11("llama-bias"), out / "checkpoint-1")
     (out / "model.df11").unlink()

@@ -63,6 +63,14 @@ def check(blocks):
         for name, (start, stop) in block.layout.items():
             assert view[start:stop] == original(model[name]), name
 model = df11.open(sys.argv[1])
+def driver():
+    library = ctypes.CDLL("libcuda.so")
+    library.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
+    return library
+def current():
+    context = ctypes.c_void_p()
+    driver().cuCtxGetCurrent(ctypes.byref(context))
+    return context.value
 """
 
 
@@ -232,15 +240,9 @@ def test_programs_put_tensors_anywhere(says: Callable[..., str]) -> None:
 def test_the_threads_context_stays_what_it_is(says: Callable[..., str]) -> None:
     """PyTorch's default is the current device."""
     says("""
-        driver = ctypes.CDLL("libcuda.so")
-        driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
-        def current():
-            context = ctypes.c_void_p()
-            driver.cuCtxGetCurrent(ctypes.byref(context))
-            return context.value
         mine = ctypes.create_string_buffer(8)
         for context in (None, ctypes.addressof(mine)):
-            driver.cuCtxSetCurrent(context)
+            driver().cuCtxSetCurrent(context)
             held = [model.load(1, streamed=True)]
             held.append(held[0].blocks[0])
             held.append(held[0].program([(next(iter(held[1].layout)), 0)]))
@@ -262,16 +264,10 @@ def linear_constants() -> dict[str, str]:
 
 
 def test_calls_with_addresses_leave_the_threads_context(says: Callable[..., str]) -> None:
-    """Also when what they made goes."""
+    """Calls, and the objects that they made when these are freed."""
     says(
         """
         from df11 import _native
-        driver = ctypes.CDLL("libcuda.so")
-        driver.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
-        def current():
-            context = ctypes.c_void_p()
-            driver.cuCtxGetCurrent(ctypes.byref(context))
-            return context.value
         at, *_keep = output(1 << 16, 0)
         def fast():
             strips = _native.strips_bytes(64, 256)
@@ -295,7 +291,7 @@ def test_calls_with_addresses_leave_the_threads_context(says: Callable[..., str]
         mine = ctypes.create_string_buffer(8)
         for context in (None, ctypes.addressof(mine)):
             for name, step in steps.items():
-                driver.cuCtxSetCurrent(context)
+                driver().cuCtxSetCurrent(context)
                 step()
                 assert current() == context, name
         """,

@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_layers() -> None:
-    """Those of `test_vllm_layers.py`, and products without decoding."""
+    """The cases of `test_vllm_layers.py`, and products without decoding."""
     command = [sys.executable, str(Path(__file__).with_name("vllm_layers.py"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert 'RESULT {"layers_failed": []}' in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
