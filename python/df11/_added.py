@@ -46,19 +46,11 @@ def in_both(beside: Path | None, name: str) -> ValueError:
 
 
 def load_beside(beside: Path, names: Container[str]) -> dict[str, Tensor]:
-    """The tensors of the file, on the CPU; none if it does not exist. `names`: tensors of the
-    containers. Raises `ParameterError` if it is no regular file, `CorruptError` if it is damaged,
-    `ValueError` if it has one of these tensors.
+    """The tensors of the file, on the CPU; none if it does not exist. Raises the errors of
+    `open_added`.
     """
-    from safetensors.torch import load_file
-
-    if not _is_there(beside):
-        return {}
-    with _naming(beside):
-        others: dict[str, Tensor] = load_file(beside)
-    if doubled := next((name for name in others if name in names), None):
-        raise in_both(beside, doubled)
-    return others
+    file = _open(beside, names, "pt", "cpu")
+    return {} if file is None else {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def open_added(
@@ -68,13 +60,18 @@ def open_added(
     the containers. Raises `ParameterError` if it is no regular file, `CorruptError` if it is
     damaged, `ValueError` if it has one of these tensors.
     """
-    path = Path(source, WEIGHTS)
-    if is_far(source) or not Path(source).is_dir() or not _is_there(path):
+    if is_far(source) or not Path(source).is_dir():
+        return None
+    return _open(Path(source, WEIGHTS), names, framework, device)
+
+
+def _open(beside: Path, names: Container[str], framework: str, device: str | int) -> Any:
+    if not _is_there(beside):
         return None
     from safetensors import safe_open
 
-    with _naming(path):
-        file: Any = safe_open(path, framework, device)
+    with _naming(beside):
+        file: Any = safe_open(beside, framework, device)
     if doubled := next((name for name in file.keys() if name in names), None):  # noqa: SIM118
-        raise in_both(path, doubled)
+        raise in_both(beside, doubled)
     return file
