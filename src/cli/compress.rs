@@ -12,8 +12,9 @@ use df11::{
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Selection, Task, Writing, check_out, compressed_already},
+    containers::{Selection, Writing, check_out, compressed_already},
     estimate::EstimateArgs,
+    reports::Task,
     session::{BaseArg, Session, Threads, open_to_stream},
 };
 

@@ -1,9 +1,6 @@
 //! Parts shared by the verbs that make containers: their arguments, and their output.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use df11::{
@@ -15,11 +12,11 @@ use df11::{
     },
     source::Component,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     answer::{Answer, Failure},
-    reports::Reports,
+    reports::{Reports, Task},
     session::{Session, Threads, add_removed, tidy},
     text::{self, printable},
 };
@@ -80,25 +77,6 @@ pub(super) struct Writing {
     /// Replace an earlier output of df11
     #[arg(long)]
     pub(super) force: bool,
-}
-
-/// A run of a verb: what it reads, what it writes, and since when.
-pub(super) struct Task<'a> {
-    pub(super) verb: &'static str,
-    pub(super) source: &'a Path,
-    pub(super) out: &'a Path,
-    pub(super) start: Instant,
-}
-
-impl Task<'_> {
-    /// Adds the fields of every run to a document: this many bytes took this long.
-    pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
-        json["command"] = json!(self.verb);
-        json["source"] = json!(text::path_field(self.source));
-        json["output"] = json!(self.out.to_string_lossy());
-        json["seconds"] = json!(seconds);
-        json["bytes_per_second"] = json!(text::per_second(bytes, seconds));
-    }
 }
 
 impl Writing {
@@ -261,17 +239,6 @@ pub(super) fn check_out(out: &Path) -> Result<(), Failure> {
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
     Error::parameter(format!("{} is already compressed", path.display()), remedy).into()
-}
-
-/// Name of a component of a pipeline, by its folder; the files of no component have none.
-pub(super) fn component_name(folder: &str) -> &str {
-    if folder.is_empty() { "other files" } else { folder }
-}
-
-/// A document about a component, with its folder.
-pub(super) fn of_component(folder: &str, mut json: Value) -> Value {
-    json["component"] = json!(folder);
-    json
 }
 
 /// Bytes of the containers of a model.

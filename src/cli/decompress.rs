@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Task, component_name, named, of_component},
-    reports::left_out_json,
+    containers::named,
+    reports::{Task, component_name, left_out_json, of_component},
     session::{BaseArg, Session, Threads, add_removed, open_to_stream, tidy},
     text,
 };

@@ -12,8 +12,8 @@ use serde_json::Value;
 
 use super::{
     answer::{Answer, Failure},
-    containers::{LayoutArgs, Selection, Task, compressed_already},
-    reports::Reports,
+    containers::{LayoutArgs, Selection, compressed_already},
+    reports::{Reports, Task},
     session::{Session, Threads},
     text,
 };

@@ -1,5 +1,7 @@
 //! The sizes that compression reports, of each model and in sum: lines for people, and a document.
 
+use std::{path::Path, time::Instant};
+
 use df11::{
     Dtype, Report,
     hazmat::is_coded,
@@ -7,10 +9,26 @@ use df11::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    containers::{Task, component_name, of_component},
-    text::{self, printable},
-};
+use super::text::{self, printable};
+
+/// A run of a verb: what it reads, what it writes, and since when.
+pub(super) struct Task<'a> {
+    pub(super) verb: &'static str,
+    pub(super) source: &'a Path,
+    pub(super) out: &'a Path,
+    pub(super) start: Instant,
+}
+
+impl Task<'_> {
+    /// Adds the fields of every run to a document: this many bytes took this long.
+    pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
+        json["command"] = json!(self.verb);
+        json["source"] = json!(text::path_field(self.source));
+        json["output"] = json!(self.out.to_string_lossy());
+        json["seconds"] = json!(seconds);
+        json["bytes_per_second"] = json!(text::per_second(bytes, seconds));
+    }
+}
 
 /// The reports of all models at a path.
 pub(super) struct Reports {
@@ -177,4 +195,15 @@ fn json_of(report: &Report) -> Value {
         "left_out": left_out_json(&report.left_out),
         "notes": report.notes,
     })
+}
+
+/// Name of a component of a pipeline, by its folder; the files of no component have none.
+pub(super) fn component_name(folder: &str) -> &str {
+    if folder.is_empty() { "other files" } else { folder }
+}
+
+/// A document about a component, with its folder.
+pub(super) fn of_component(folder: &str, mut json: Value) -> Value {
+    json["component"] = json!(folder);
+    json
 }

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    containers::{component_name, container_bytes, of_component},
+    containers::container_bytes,
     device::{DecodedBy, DeviceArgs},
+    reports::{component_name, of_component},
     session::{BaseArg, Session, Threads, open_to_stream},
     text,
 };

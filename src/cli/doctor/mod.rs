@@ -22,7 +22,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     answer::{Answer, Failure},
-    containers::{component_name, container_bytes},
+    containers::container_bytes,
+    reports::component_name,
     session::{check_interrupted, temporary_folder},
     text,
 };

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 
 use super::{Findings, Part};
 use crate::cli::{
-    containers::{component_name, container_bytes, of_component},
+    containers::container_bytes,
     figures::{self, Figures},
+    reports::{component_name, of_component},
     text::{self, printable},
 };
 
