@@ -336,7 +336,9 @@ def test_padding_of_a_product_in_order(monkeypatch: pytest.MonkeyPatch, with_bia
         return [torch.nn.functional.linear(x, dense, *biases)]
 
     monkeypatch.setattr(_operators._ops, "in_order", in_order)
-    key = _operators.hold(layer, weight, 32)
+    del layer._parameters["weight"]
+    layer.__dict__["weight"] = weight
+    key = _operators.hold(layer, "weight", weight, 32)
     x, bias = torch.randn(3, 256).bfloat16(), torch.randn(96).bfloat16() if with_bias else None
     y = torch.ops.df11_vllm.linear(x, key, bias, 96)
     assert torch.equal(y, torch.nn.functional.linear(x, padded, bias))

@@ -59,7 +59,7 @@ def checkpoint() -> dict[str, Any]:
     return {name: (0.02 * torch.randn(of, **options)).bfloat16() for name, of in shapes.items()}
 
 
-CASES = ("linear", "vocabulary", "tied", "experts", "missing", "routers", "dense")
+CASES = ("linear", "replaced", "vocabulary", "tied", "experts", "missing", "routers", "dense")
 #: Run on a GPU alone.
 GPU_CASES = ("fused", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
@@ -177,6 +177,26 @@ def check_linear(container: Any, values: dict[str, Any], world: int) -> None:
         for rows in ROWS:
             x = torch.randn(rows, layer.weight.shape[1])
             assert differing(*products(layer, dense, x)) == 0, (names, rows)
+
+
+def check_replaced(container: Any, values: dict[str, Any], world: int) -> None:
+    """A weight that code gives a layer after loading is not passed over."""
+    make, names = LINEAR[0]
+    for change in (torch.nn.Parameter, torch.Tensor.detach):
+        _, layer = pairs(make)
+        lazy = tensors(container)
+        load(layer, {shard: lazy(name) for shard, name in names.items()})
+        filled(layer)
+        process(layer)
+        x = torch.randn(3, WIDTH)
+        layer.quant_method.apply(layer, x)
+        layer.weight = change(torch.zeros(layer.weight.shape))
+        try:
+            layer.quant_method.apply(layer, x)
+        except RuntimeError as error:
+            assert "replaced after loading" in str(error), error
+        else:
+            raise AssertionError(f"a product took the old weight after {change}")
 
 
 def vocabulary(config: Any, head: bool = False) -> Any:

@@ -73,7 +73,7 @@ def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
     if isinstance(value, CompressedTensor):
         layer.__dict__[name] = value
         padding = target.rows - value.matrix_shape[0]
-        key = nn.Parameter(hold(layer, value, padding), requires_grad=False)
+        key = nn.Parameter(hold(layer, name, value, padding), requires_grad=False)
     else:
         layer.register_parameter(name, nn.Parameter(value, requires_grad=False))
     layer.register_parameter(f"{name}_key", key)

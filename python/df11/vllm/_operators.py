@@ -36,18 +36,37 @@ class _Held(NamedTuple):
     padding: int
     #: Whether vLLM multiplies by the weight without packing it for a CPU.
     is_plain: bool
+    layer: weakref.ref[nn.Module]
+    #: Name of the weight in the layer.
+    name: str
 
 
 #: Weights by the addresses of their keys.
 _held: dict[int, _Held] = {}
 
 
-def hold(layer: nn.Module, weight: CompressedTensor, padding: int) -> Tensor:
+def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) -> Tensor:
     """The key of a layer's weight, which is held as long as the layer. `padding`: rows of zeros."""
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
-    _held[key.data_ptr()] = _Held(weight, key, padding, _cpu.is_plain(layer))
+    is_plain = _cpu.is_plain(layer)
+    _held[key.data_ptr()] = _Held(weight, key, padding, is_plain, weakref.ref(layer), name)
     weakref.finalize(layer, _held.pop, key.data_ptr()).atexit = False
     return key
+
+
+def _find(key: Tensor) -> _Held:
+    """The weight of a key. Raises `RuntimeError` if the layer has another weight by now, which a
+    product would not see. Captured graphs do not notice, as with BF16 weights.
+    """
+    held = _held[key.data_ptr()]
+    layer = held.layer()
+    if layer is not None and layer.__dict__.get(held.name) is not held.weight:
+        raise RuntimeError(
+            f"df11: {held.name} of {type(layer).__name__} {getattr(layer, 'prefix', '')!r} was "
+            "replaced after loading, but the engine multiplies by the compressed weight; to change "
+            "weights in an engine, serve the BF16 checkpoint"
+        )
+    return held
 
 
 library = torch.library.Library("df11_vllm", "DEF")
@@ -89,7 +108,8 @@ def _in_order(
 )
 def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     """y = x Wᵀ (+ bias): [..., rows]; the last rows may be padding."""
-    weight, _, padding, is_plain = _held[key.data_ptr()]
+    held = _find(key)
+    weight, padding = held.weight, held.padding
     arrays, parts = weight._arrays, weight.flat_parts
     if weight.exact or not x.is_cuda:
         if (y := _in_order(x, weight, bias, padding)) is not None:
@@ -98,7 +118,7 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
         if padding:
             dense = functional.pad(dense, (0, 0, 0, padding))
         if not x.is_cuda:
-            return _cpu.multiply(x, dense, bias, is_plain)
+            return _cpu.multiply(x, dense, bias, held.is_plain)
         return framework().multiply(x, dense, bias)
     if not padding:
         return _ops.linear(x, arrays, parts, bias, False)
@@ -114,7 +134,7 @@ def linear(x: Tensor, key: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     library,
 )
 def embedding(indices: Tensor, key: Tensor, columns: int) -> Tensor:
-    weight, *_ = _held[key.data_ptr()]
+    weight = _find(key).weight
     return _ops.embedding(indices, weight._arrays, weight.flat_parts)
 
 
@@ -129,7 +149,7 @@ def grouped_linear(
     x: Tensor, offsets: Tensor, rows: Tensor | None, key: Tensor, height: int
 ) -> Tensor:
     """Products with experts of `height` rows each, as `df11::grouped_linear`."""
-    weight, *_ = _held[key.data_ptr()]
+    weight = _find(key).weight
     experts = weight.matrix_shape[0] // height
     return _experts.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
 
