@@ -32,7 +32,7 @@ pub use crate::{
     source::hub_cache::{Located, locate},
     temporary::{Leftover, TemporaryFolder, leftovers, remove_leftovers, write_file},
     write::{
-        Loading, MIN_CODED_BYTES, SaveTarget, check_replaceable, container_path, copy,
+        Destination, Loading, MIN_CODED_BYTES, SaveTarget, check_replaceable, container_path, copy,
         earlier_containers,
     },
 };

@@ -15,6 +15,8 @@ mod folders;
 mod reads;
 #[path = "support/server.rs"]
 mod server;
+#[path = "remote/sources.rs"]
+mod sources;
 
 use std::{collections::BTreeMap, fs, time::Duration};
 

@@ -277,11 +277,6 @@ def test_names_are_far_in_any_case_and_tell_no_password() -> None:
         _hub.resolve_path("hf://org/name@v1", None, "unet")
 
 
-def test_compress_reads_files_alone(bucket: str, tmp_path: Path) -> None:
-    with pytest.raises(df11.ParameterError, match="fetch it first"):
-        df11.compress("s3://models/bf16", tmp_path / "out", progress=False)
-
-
 class Stall:
     """Makes a server silent after some requests for files, until `ends` is set."""
 

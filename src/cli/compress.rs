@@ -6,13 +6,12 @@ use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 use clap::Args;
 use df11::{
     Card, CompressOptions, Error, Sources,
-    hazmat::{check_local, check_replaceable, locate},
-    is_compressed,
+    hazmat::{Destination, check_replaceable},
 };
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Selection, Writing, check_out, compressed_already},
+    containers::{LocalSource, Run, Selection, Writing, check_out, compressed_already},
     estimate::EstimateArgs,
     reports::Task,
     session::{BaseArg, Session, Threads, open_to_stream},
@@ -111,29 +110,30 @@ impl Compress {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        check_local(&self.source)?;
-        let place = locate(&self.source)?;
-        if is_compressed(&place.path)? {
+        let Some(LocalSource { place, .. }) = &self.selection.find(&self.source, false, session)?
+        else {
             let remedy =
                 "df11 inspect shows its sizes, and df11 convert stores it in another layout";
             return Err(compressed_already(&self.source, remedy));
-        }
+        };
         if self.dry_run {
-            return self.estimate().of_source(&place, session);
+            return self.estimate().of_source(place, session);
         }
         let card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let options = self.writing.options()?.metadata(self.metadata()?).card(card);
         let options = self.base.iter().fold(options, CompressOptions::base);
         let start = Instant::now();
-        let (source, out) = self.selection.open(&place, self.out.as_ref())?;
+        let (source, out) = self.selection.open(place, self.out.as_ref())?;
         source.notes().for_each(|note| session.notice(note));
+        let destination = Destination::of(&out, self.writing.force)?;
         if self.writing.force {
-            check_replaceable(&place.path, &out, "df11")?;
+            check_replaceable(&place.path, destination.path(), "df11")?;
         }
         let task = Task { verb: "compress", source: &self.source, out: &out, start };
         let remedy = self.selection.remedy(&source);
-        self.writing.run(&task, source.components(), self.threads, session, remedy, |observer| {
-            let compressed = df11::compress_all(&source, &out, &options, observer);
+        let run = Run { task, destination, threads: self.threads, session, remedy };
+        self.writing.run(run, source.components(), |out, observer| {
+            let compressed = df11::compress_all(&source, out, &options, observer);
             compressed.map_err(|error| {
                 if is_of(&error, &source) { Failure::Other(error) } else { error.into() }
             })
@@ -183,12 +183,14 @@ impl Convert {
         check_out(&self.out)?;
         let start = Instant::now();
         let models = open_to_stream(&self.source, &self.base)?;
+        let destination = Destination::of(&self.out, self.writing.force)?;
         if self.writing.force {
-            check_replaceable(&self.source, &self.out, "df11")?;
+            check_replaceable(&self.source, destination.path(), "df11")?;
         }
         let task = Task { verb: "convert", source: &self.source, out: &self.out, start };
-        self.writing.run(&task, models.components(), self.threads, session, "", |observer| {
-            Ok(df11::convert_all(&models, &self.out, &options, observer)?)
+        let run = Run { task, destination, threads: self.threads, session, remedy: "" };
+        self.writing.run(run, models.components(), |out, observer| {
+            Ok(df11::convert_all(&models, out, &options, observer)?)
         })
     }
 }

@@ -169,6 +169,8 @@ impl Observer for Progress {
             Stage::Decode => "decoding",
             Stage::Verify => "verifying",
             Stage::Load => "loading",
+            Stage::Fetch => "fetching",
+            Stage::Upload => "uploading",
         });
     }
 

@@ -12,6 +12,8 @@ use std::{
 };
 
 use super::{model::Model, options::OpenOptions, shard::Shard};
+#[cfg(not(feature = "remote"))]
+use crate::paths::no_stores;
 use crate::{
     Error, Result,
     constants::MAGIC,
@@ -204,10 +206,7 @@ fn name_of(path: &Path) -> Option<&str> {
 impl OpenOptions {
     #[expect(clippy::unused_self, reason = "as with the feature")]
     fn open_all_named(&self, name: &str) -> Result<Models> {
-        let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
-        let what = format!("a name that begins with {scheme}://");
-        let remedy = "build df11 with its feature remote, or fetch the file";
-        Err(Error::unsupported(what, remedy))
+        Err(no_stores(name))
     }
 }
 

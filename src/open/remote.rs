@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, Result, parallel,
-    paths::PIPELINE,
+    paths::{PIPELINE, is_safetensors},
     source::{Component, MAX_SIDE_BYTES},
     store::Place,
 };
@@ -29,6 +29,10 @@ impl OpenOptions {
     pub(super) fn open_all_named(&self, name: &str) -> Result<Models> {
         let place = Place::of(name, self.patience)?;
         if place.is_file() {
+            Error::unless(!is_safetensors(place.last_name()), || {
+                let problem = format!("{} is not a df11 container", place.name_of(""));
+                Error::parameter(problem, "compress it first, or name a .df11 file")
+            })?;
             let shards = self.far_shards(&place, &[""])?;
             return Ok(Models::alone(Model::new(shards, None)?));
         }
@@ -119,6 +123,13 @@ impl OpenOptions {
     /// The same container in memory.
     fn whole(&self, shard: &Shard) -> Result<Shard> {
         Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
+    }
+
+    /// The paths of the side files that a container of a place records.
+    pub(crate) fn recorded_at(&self, place: &Place, path: &str) -> Result<Vec<String>> {
+        let shard = self.far_shard(place, path)?;
+        let side = shard.files().filter(|file| !file.is_weights());
+        Ok(side.map(|file| file.path().to_owned()).collect())
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
