@@ -38,7 +38,7 @@ pub use crate::{
 };
 
 #[cfg(feature = "remote")]
-pub use crate::store::end_waits_when;
+pub use crate::{open::choose_cache, store::end_waits_when};
 
 /// BF16 weights as bytes: exponents and planes.
 pub mod bf16 {

@@ -251,7 +251,8 @@ fn bytes_of(path: &Path) -> u64 {
     entries.flatten().map(|entry| bytes_of(&entry.path())).fold(0, u64::saturating_add)
 }
 
-/// Refuses an output that exists, one in a store, and one that the next run would take for a leftover.
+/// Refuses an output that exists, one in a store, and one that the next run would take for a
+/// leftover.
 pub(crate) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     check_local(out)?;
     if is_temporary(out) {

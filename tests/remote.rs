@@ -3,6 +3,8 @@
 
 #[path = "remote/bases.rs"]
 mod bases;
+#[path = "remote/cache.rs"]
+mod cache;
 #[path = "support/container.rs"]
 mod container;
 #[path = "remote/faults.rs"]

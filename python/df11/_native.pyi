@@ -53,6 +53,8 @@ def open(
     checksums: bool = True,
     in_memory: bool = False,
     base: _Path | None = None,
+    cache: _Path | None = None,
+    cache_bytes: int = 64 << 30,
 ) -> Model:
     """Open a container, or a folder with all shards of a model.
 
@@ -66,7 +68,9 @@ def open(
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
     fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
-    names the object and the remedy.
+    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to about
+    `cache_bytes` bytes, for later runs and other processes (default: the environment variable
+    `DF11_CACHE`, or none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of
     the Hub. Without it the base is looked for where it was then. Tensors that need it raise

@@ -94,6 +94,7 @@ class Proxy:
     """Passes requests on to a server, with faults."""
 
     def __init__(self, to: str) -> None:
+        self.to = to
         #: Method, path with query, and number of a request: the status of a refusal, 0 for a
         #: connection that ends without an answer, or None.
         self.choose: Callable[[str, str, int], int | None] = lambda *_: None

@@ -27,6 +27,8 @@ Examples:
   df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache
   df11 compress Qwen3-8B-DF11                 a checkpoint of DFloat11
   df11 compress tune --base Qwen/Qwen3-8B     a fine-tune, as its differences
+  df11 compress s3://models/Qwen3-8B          from a store: gs, az, https, hf too
+  df11 compress Qwen3-8B -o s3://models/out   into a store: s3, gs or az
 
 Transformers and vLLM load folders. The output gets its name after it has been verified. \
 df11 decompress restores the same files, byte for byte.
@@ -54,12 +56,12 @@ compressed with --base stands alone.";
 #[derive(Args)]
 #[command(after_help = COMPRESS_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, the folder of a model or pipeline, or a repository in the Hugging Face
-    /// cache
+    /// A safetensors file, the folder of a model or pipeline, a repository in the Hugging Face
+    /// cache, or the name of one in a store
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: one self-contained file if it ends in .df11, otherwise a folder [default: SRC-df11
-    /// for a folder SRC, NAME.df11 for NAME.safetensors]
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder; here, or in an
+    /// object store [default: SRC-df11 for a folder SRC, NAME.df11 for NAME.safetensors]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -162,7 +164,8 @@ pub(super) struct Convert {
     /// A container, or a folder with all shards of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: one self-contained file if it ends in .df11, otherwise a folder
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder; here, or in an
+    /// object store
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
     #[command(flatten)]

@@ -35,7 +35,8 @@ length are enough.";
 #[derive(Args, Default)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct EstimateArgs {
-    /// A safetensors file, the folder of a model or pipeline, or with --gpus a compressed model
+    /// A safetensors file, the folder of a model or pipeline, or with --gpus a compressed model;
+    /// here, or in a store
     #[arg(value_name = "SRC")]
     pub(super) source: PathBuf,
     /// Output to estimate: one file if it ends in .df11, otherwise a folder

@@ -245,8 +245,8 @@ fn map(path: &Path) -> Result<Mapped> {
 }
 
 /// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
-/// name a container, or a folder that holds some and no safetensors file, or a name such as
-/// `s3://bucket/model`.
+/// name a container, or a folder that holds some and no safetensors file, or any name such as
+/// `s3://bucket/model`: no store is asked.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or

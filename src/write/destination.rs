@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! existing objects are checked → output in a temporary folder → containers → side files
-//!         → index, config, pipeline.df11 → directories read back → objects of an earlier output go
+//!         → index, config, pipeline.df11 → objects of an earlier output go → directories read back
 //! ```
 //! A reader that comes meanwhile finds containers that tell that others are missing.
 

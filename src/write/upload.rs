@@ -97,14 +97,16 @@ impl Remote {
             }
             self.place.put(path, file, replaces, |bytes| advance(observer, bytes))
         });
+        let new: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
+        let mut stale = self.earlier.difference(&new);
+        let done = done.and_then(|()| stale.try_for_each(|path| self.place.remove(path)));
         if let Err(error) = done.and_then(|()| self.read_back()) {
             // The last one is another's if it took the name meanwhile.
             let own = if matches!(error, Error::Exists { .. }) { put.len() - 1 } else { put.len() };
             put[..own].iter().for_each(|path| drop(self.place.remove(path)));
             return Err(error);
         }
-        let new: BTreeSet<_> = files.into_iter().map(|file| file.path).collect();
-        self.earlier.difference(&new).try_for_each(|path| self.place.remove(path))
+        Ok(())
     }
 
     /// The files to put, in their order.
