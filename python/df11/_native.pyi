@@ -68,8 +68,8 @@ def open(
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
     fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
-    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to about
-    `cache_bytes` bytes, for later runs and other processes (default: the environment variable
+    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to
+    about `cache_bytes` bytes, for later runs and other processes (default: the environment variable
     `DF11_CACHE`, or none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of

@@ -58,9 +58,10 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps chunks that come over a network in a folder, of at most about this many bytes, for later
-    /// runs and other processes; without it, the folder that the environment variable `DF11_CACHE`
-    /// names, of `DF11_CACHE_BYTES` (64 GiB); without that, nowhere. Of no meaning to files.
+    /// Keeps chunks that come over a network in a folder, of at most about this many bytes, for
+    /// later runs and other processes; without it, in the folder that the environment variable
+    /// `DF11_CACHE` names, of `DF11_CACHE_BYTES` (64 GiB); without that, nowhere. Of no meaning to
+    /// files.
     ///
     /// Several processes may share a folder. Each counts the chunks of the others every 64 MiB, so
     /// it may hold that much more for a while. Chunks are checked whenever they are read.
