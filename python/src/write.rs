@@ -8,7 +8,7 @@ use df11::hazmat::{
     Cpu, Decoder, Destination, SaveTarget, check_replaceable, is_far, is_small, remove_leftovers,
     shown,
 };
-use df11::source::{FetchedSource, Wanted};
+use df11::source::{FetchedSource, WantedFiles};
 use df11::{
     CompressOptions, DecompressOptions, Error, Layout, Level, Model, Observer, OpenOptions, Report,
     Sources, Verification,
@@ -76,7 +76,7 @@ impl<'a> LocalSource<'a> {
         let Some(name) = source.to_str().filter(|_| is_far(source)) else {
             return Ok(Self::Here(source));
         };
-        let fetched = FetchedSource::fetch(name, Wanted::Variant(None), observer)?;
+        let fetched = FetchedSource::fetch(name, WantedFiles::Variant(None), observer)?;
         fetched.map(Self::Fetched).ok_or_else(|| {
             let problem = format!("{} is already compressed", shown(source).display());
             Error::parameter(problem, "df11.convert stores it in another layout")

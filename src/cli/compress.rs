@@ -11,7 +11,7 @@ use df11::{
 
 use super::{
     answer::{Answer, Failure},
-    containers::{LocalSource, Run, Selection, Writing, check_out, compressed_already},
+    containers::{LocalSource, Selection, WriteRun, Writing, check_out, compressed_already},
     estimate::EstimateArgs,
     reports::Task,
     session::{BaseArg, Session, Threads, open_to_stream},
@@ -133,7 +133,7 @@ impl Compress {
         }
         let task = Task { verb: "compress", source: &self.source, out: &out, start };
         let remedy = self.selection.remedy(&source);
-        let run = Run { task, destination, threads: self.threads, session, remedy };
+        let run = WriteRun { task, destination, threads: self.threads, session, remedy };
         self.writing.run(run, source.components(), |out, observer| {
             let compressed = df11::compress_all(&source, out, &options, observer);
             compressed.map_err(|error| {
@@ -191,7 +191,7 @@ impl Convert {
             check_replaceable(&self.source, destination.path(), "df11")?;
         }
         let task = Task { verb: "convert", source: &self.source, out: &self.out, start };
-        let run = Run { task, destination, threads: self.threads, session, remedy: "" };
+        let run = WriteRun { task, destination, threads: self.threads, session, remedy: "" };
         self.writing.run(run, models.components(), |out, observer| {
             Ok(df11::convert_all(&models, out, &options, observer)?)
         })

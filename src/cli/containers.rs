@@ -12,7 +12,7 @@ use df11::{
         is_far, locate, shown,
     },
     is_compressed,
-    source::{Component, FetchedSource, Wanted},
+    source::{Component, FetchedSource, WantedFiles},
 };
 use serde_json::json;
 
@@ -56,9 +56,9 @@ impl Selection {
             return Ok((!is_compressed).then_some(LocalSource { place, _fetched: None }));
         };
         let wanted = match &self.variant {
-            _ if headers_alone => Wanted::Headers,
-            _ if self.all_files => Wanted::AllFiles,
-            variant => Wanted::Variant(variant.as_deref()),
+            _ if headers_alone => WantedFiles::Headers,
+            _ if self.all_files => WantedFiles::AllFiles,
+            variant => WantedFiles::Variant(variant.as_deref()),
         };
         let progress = session.progress();
         let fetched = FetchedSource::fetch(name, wanted, &progress);
@@ -103,7 +103,7 @@ impl Selection {
 }
 
 /// One run that writes containers.
-pub(super) struct Run<'a> {
+pub(super) struct WriteRun<'a> {
     pub(super) task: Task<'a>,
     pub(super) destination: Destination,
     pub(super) threads: Threads,
@@ -137,11 +137,11 @@ impl Writing {
     /// Writes containers of models, and answers with their sizes.
     pub(super) fn run<M>(
         &self,
-        run: Run<'_>,
+        run: WriteRun<'_>,
         models: &[Component<M>],
         write: impl FnOnce(&Path, &dyn Observer) -> Result<Vec<Report>, Failure> + Send,
     ) -> Result<Answer, Failure> {
-        let Run { task, destination, threads, session, remedy } = run;
+        let WriteRun { task, destination, threads, session, remedy } = run;
         let out = destination.path().to_owned();
         let removed = tidy(&out);
         let progress = session.progress();

@@ -13,7 +13,7 @@ use crate::{Error, Result, paths::is_far, progress::Observer, temporary::Tempora
 /// Which files of a model in a store are fetched whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Wanted<'a> {
+pub enum WantedFiles<'a> {
     /// What [`Sources::open`](crate::Sources::open) takes: side files, and the weights of a
     /// variant, or the default ones.
     Variant(Option<&'a str>),
@@ -52,16 +52,20 @@ impl FetchedSource {
     /// [`Error::Unsupported`](crate::Error::Unsupported) without the feature `remote`.
     ///
     /// ```no_run
-    /// use df11::{CompressOptions, Sources, compress_all, source::{FetchedSource, Wanted}};
+    /// use df11::{CompressOptions, Sources, compress_all, source::{FetchedSource, WantedFiles}};
     ///
-    /// let wanted = Wanted::Variant(None);
+    /// let wanted = WantedFiles::Variant(None);
     /// let fetched = FetchedSource::fetch("s3://models/Qwen3-8B", wanted, &())?;
     /// let source = fetched.expect("no containers");
     /// let sources = Sources::open(source.path(), None)?;
     /// compress_all(&sources, "Qwen3-8B-df11".as_ref(), &CompressOptions::new(), &())?;
     /// # Ok::<(), df11::Error>(())
     /// ```
-    pub fn fetch(name: &str, wanted: Wanted<'_>, observer: &dyn Observer) -> Result<Option<Self>> {
+    pub fn fetch(
+        name: &str,
+        wanted: WantedFiles<'_>,
+        observer: &dyn Observer,
+    ) -> Result<Option<Self>> {
         Error::unless(is_far(name.as_ref()), || {
             Error::parameter(format!("{name} is no name of a store"), "open it where it is")
         })?;
@@ -86,12 +90,12 @@ impl FetchedSource {
 
 #[cfg(not(feature = "remote"))]
 mod remote {
-    use super::{FetchedSource, Observer, Result, Wanted};
+    use super::{FetchedSource, Observer, Result, WantedFiles};
     use crate::paths::no_stores;
 
     pub(super) fn fetch(
         name: &str,
-        _: Wanted<'_>,
+        _: WantedFiles<'_>,
         _: &dyn Observer,
     ) -> Result<Option<FetchedSource>> {
         Err(no_stores(name))
@@ -108,7 +112,7 @@ mod remote {
         sync::Mutex,
     };
 
-    use super::{FetchedSource, Wanted};
+    use super::{FetchedSource, WantedFiles};
     use crate::{
         Error, Result,
         constants::HEAD_BYTES,
@@ -158,7 +162,7 @@ mod remote {
 
     pub(super) fn fetch(
         name: &str,
-        wanted: Wanted<'_>,
+        wanted: WantedFiles<'_>,
         observer: &dyn Observer,
     ) -> Result<Option<FetchedSource>> {
         let of_hub = scheme_of(name).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("hf"));
@@ -183,11 +187,11 @@ mod remote {
     }
 
     /// The snapshot in the cache of the Hub, if its weights are complete.
-    fn cached(asked: &Repository, wanted: Wanted<'_>) -> Option<FetchedSource> {
+    fn cached(asked: &Repository, wanted: WantedFiles<'_>) -> Option<FetchedSource> {
         let variant = match wanted {
-            Wanted::Variant(variant) => variant,
-            Wanted::Headers => None,
-            Wanted::AllFiles => return None,
+            WantedFiles::Variant(variant) => variant,
+            WantedFiles::Headers => None,
+            WantedFiles::AllFiles => return None,
         };
         let path = hub_cache::snapshot_of(&asked.name, &asked.revision)?.join(&asked.path);
         if path.join(MODEL_INDEX).exists() || Sources::open(&path, variant).is_err() {
@@ -256,7 +260,7 @@ mod remote {
         place: Place,
         /// The folder or the file.
         root: PathBuf,
-        wanted: Wanted<'a>,
+        wanted: WantedFiles<'a>,
         /// Files of which the bytes are not here yet, by their paths.
         objects: BTreeMap<String, Object>,
     }
@@ -288,7 +292,7 @@ mod remote {
                 self.write_header(path, &object)?;
                 return Ok(Some(object));
             }
-            let takes_all = self.wanted == Wanted::AllFiles;
+            let takes_all = self.wanted == WantedFiles::AllFiles;
             let is_hidden = path.split('/').any(|name| name.starts_with('.'));
             if is_hidden || !takes_all && is_other_format(path) {
                 // It is left out by its name alone.
@@ -336,8 +340,8 @@ mod remote {
             let coded = if self.root.is_dir() { self.coded()? } else { BTreeSet::new() };
             self.fetch_whole(&coded, observer)?;
             let rest = match self.wanted {
-                Wanted::Headers => BTreeSet::new(),
-                Wanted::Variant(variant) if self.root.is_dir() => self.taken(variant)?,
+                WantedFiles::Headers => BTreeSet::new(),
+                WantedFiles::Variant(variant) if self.root.is_dir() => self.taken(variant)?,
                 _ => self.objects.keys().cloned().collect(),
             };
             self.fetch_whole(&rest.difference(&coded).cloned().collect(), observer)

@@ -12,7 +12,7 @@ pub(crate) mod pipeline;
 mod safetensors;
 mod walk;
 
-pub use fetched::{FetchedSource, Wanted};
+pub use fetched::{FetchedSource, WantedFiles};
 pub use folder::SideFile;
 pub(crate) use folder::Source;
 pub(crate) use header::{HeaderTensor, prefix_of, read_header};

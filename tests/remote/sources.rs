@@ -10,7 +10,7 @@ use std::{
 use df11::{
     CompressOptions, Error, Observer, Sources, Stage, compress_all,
     hazmat::demo,
-    source::{FetchedSource, Wanted},
+    source::{FetchedSource, WantedFiles},
 };
 
 use crate::{
@@ -59,7 +59,7 @@ fn served() -> (tempfile::TempDir, Server) {
     (folder, server)
 }
 
-fn fetch(url: &str, wanted: Wanted<'_>) -> df11::Result<FetchedSource> {
+fn fetch(url: &str, wanted: WantedFiles<'_>) -> df11::Result<FetchedSource> {
     Ok(FetchedSource::fetch(url, wanted, &())?.expect("it is no container"))
 }
 
@@ -73,7 +73,7 @@ fn compressed(source: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
 fn a_folder_gives_the_containers_of_its_files() {
     let (folder, server) = served();
     let watch = Watch::new(u64::MAX);
-    let wanted = Wanted::Variant(None);
+    let wanted = WantedFiles::Variant(None);
     let fetched = FetchedSource::fetch(&server.url("hub/m"), wanted, &watch).unwrap().unwrap();
     assert!(fetched.path().ends_with("m"), "{:?}", fetched.path());
     let [note] = &fetched.notes().collect::<Vec<_>>()[..] else { panic!("one note") };
@@ -94,12 +94,12 @@ fn a_folder_gives_the_containers_of_its_files() {
 fn one_file_and_the_headers_alone() {
     let (folder, server) = served();
     let url = server.url("hub/m/model-00001-of-00002.safetensors");
-    let fetched = fetch(&url, Wanted::Variant(None)).unwrap();
+    let fetched = fetch(&url, WantedFiles::Variant(None)).unwrap();
     let near = folder.path().join("model/model-00001-of-00002.safetensors");
     assert_eq!(fs::read(fetched.path()).unwrap(), fs::read(near).unwrap());
     assert_eq!(fetched.path().file_name().unwrap(), "model-00001-of-00002.safetensors");
     server.requests();
-    let headers = fetch(&server.url("hub/m"), Wanted::Headers).unwrap();
+    let headers = fetch(&server.url("hub/m"), WantedFiles::Headers).unwrap();
     let sent: u64 = server.requests().iter().map(|request| request.sent).sum();
     let shapes = |path: &Path| -> Vec<_> {
         let sources = Sources::open(path, None).unwrap();
@@ -117,10 +117,10 @@ fn containers_are_no_source() {
     let bytes = fs::read(demo::tiny_container(folder.path()).unwrap()).unwrap();
     let server = Server::new([("m/model.df11".to_owned(), bytes)].into());
     for name in ["m", "m/model.df11"] {
-        let found = FetchedSource::fetch(&server.url(name), Wanted::Headers, &()).unwrap();
+        let found = FetchedSource::fetch(&server.url(name), WantedFiles::Headers, &()).unwrap();
         assert!(found.is_none(), "{name}");
     }
-    let text = fetch(&server.url("other"), Wanted::Headers).unwrap_err().to_string();
+    let text = fetch(&server.url("other"), WantedFiles::Headers).unwrap_err().to_string();
     assert!(text.contains("other/model.safetensors") && text.contains("check its name"), "{text}");
 }
 
@@ -134,7 +134,7 @@ fn faults_are_repaired_or_named_and_nothing_stays() {
         1 if request.range.is_some() => Answer::Cut(3000),
         _ => Answer::Right,
     });
-    let fetched = fetch(&url, Wanted::Variant(None)).unwrap();
+    let fetched = fetch(&url, WantedFiles::Variant(None)).unwrap();
     for (path, bytes) in files(&folder.path().join("model")) {
         if !path.ends_with(".bin") {
             assert_eq!(fs::read(fetched.path().join(&path)).unwrap(), bytes, "{path}");
@@ -144,9 +144,9 @@ fn faults_are_repaired_or_named_and_nothing_stays() {
         Some(range) if range.end > 4096 => Answer::Changed,
         _ => Answer::Right,
     });
-    let text = fetch(&url, Wanted::Variant(None)).unwrap_err().to_string();
+    let text = fetch(&url, WantedFiles::Variant(None)).unwrap_err().to_string();
     assert!(text.contains("m/model-0000") && text.contains("was changed"), "{text}");
     server.answer(|_| Answer::Right);
-    let error = FetchedSource::fetch(&url, Wanted::Variant(None), &Watch::new(1)).unwrap_err();
+    let error = FetchedSource::fetch(&url, WantedFiles::Variant(None), &Watch::new(1)).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error}");
 }
