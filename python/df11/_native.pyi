@@ -105,9 +105,9 @@ def compress(
     name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors that are smaller so
     become their differences from it, and need it for decoding.
 
-    `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are fetched
-    into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or `az://`: the
-    output is uploaded when it is complete and verified, whole or not at all.
+    `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are
+    fetched into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or
+    `az://`: the output is uploaded when it is complete and verified, whole or not at all.
 
     Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
     `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.
