@@ -168,5 +168,8 @@ mod tests {
         assert_eq!(found("a/tune").as_deref(), Some("../../base"));
         assert_eq!(found("a/b/c/d/tune").as_deref(), Some("base"));
         assert_eq!(found("base/tune").as_deref(), Some("base"));
+        // One that goes into a store.
+        std::fs::create_dir(path(".df11-aB3dEf.part")).unwrap();
+        assert_eq!(found(".df11-aB3dEf.part/tune").as_deref(), Some("base"));
     }
 }
