@@ -32,13 +32,13 @@ pub use crate::{
     source::hub_cache::{Located, locate},
     temporary::{Leftover, TemporaryFolder, leftovers, remove_leftovers, write_file},
     write::{
-        Loading, MIN_CODED_BYTES, SaveTarget, check_replaceable, container_path, copy,
+        Destination, Loading, MIN_CODED_BYTES, SaveTarget, check_replaceable, container_path, copy,
         earlier_containers,
     },
 };
 
 #[cfg(feature = "remote")]
-pub use crate::store::end_waits_when;
+pub use crate::{open::choose_cache, store::end_waits_when};
 
 /// BF16 weights as bytes: exponents and planes.
 pub mod bf16 {

@@ -81,14 +81,23 @@ pub fn is_far(path: &Path) -> bool {
     path.to_str().is_some_and(|name| scheme_of(name).is_some())
 }
 
-/// Refuses a name beyond a network, for what reads files.
+/// The error of a name beyond a network in a build that reaches none.
+#[cfg(not(feature = "remote"))]
+pub(crate) fn no_stores(name: &str) -> Error {
+    let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
+    let what = format!("a name that begins with {scheme}://");
+    Error::unsupported(what, "build df11 with its feature remote, or use local files")
+}
+
+/// Refuses a name beyond a network, for what reads or writes files.
 ///
 /// # Errors
 /// [`Error::Parameter`].
 pub fn check_local(path: &Path) -> Result<()> {
     Error::unless(!is_far(path), || {
         let problem = format!("{} is not on this machine", shown(path).display());
-        Error::parameter(problem, "fetch it first: only containers are read over a network")
+        let remedy = "name a path; the tool of the store fetches a source and uploads an output";
+        Error::parameter(problem, remedy)
     })
 }
 

@@ -4,6 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stage {
+    /// Fetching files from a store.
+    Fetch,
     /// First pass over the source: histograms, hashes, and sizes.
     Analyse,
     /// Second pass over the source: encoding and writing.
@@ -14,6 +16,8 @@ pub enum Stage {
     Verify,
     /// Bringing stored bytes to GPUs.
     Load,
+    /// Putting an output into a store.
+    Upload,
 }
 
 /// Watches long work and may ask it to stop. Methods are called from worker threads.
@@ -21,13 +25,13 @@ pub enum Stage {
 /// `()` watches nothing and never stops the work.
 pub trait Observer: Send + Sync {
     /// The work begins; [`advance`](Self::advance) will be told of `bytes` bytes in all, over all
-    /// stages.
+    /// stages. Fetching from a store and putting an output into one are works of their own.
     fn begin(&self, _bytes: u64) {}
     /// A stage is entered; with several containers, more than once.
     fn enter(&self, _stage: Stage) {}
     /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each time
     /// that they are looked at (in [`Stage::Analyse`], twice for large tensors that become tiles);
-    /// of [`Stage::Load`], stored bytes.
+    /// of [`Stage::Load`], [`Stage::Fetch`] and [`Stage::Upload`], stored bytes.
     fn advance(&self, _bytes: u64) {}
     /// Asked between pieces of a few MiB; `true` ends the work with
     /// [`Error::Cancelled`](crate::Error::Cancelled).

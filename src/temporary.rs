@@ -24,7 +24,11 @@ use std::{
 
 use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
-use crate::{Error, Result, paths::PENDING, platform};
+use crate::{
+    Error, Result,
+    paths::{PENDING, check_local},
+    platform,
+};
 
 /// Not named after the output, whose name may be as long as the file system allows.
 const PREFIX: &str = ".df11-";
@@ -76,6 +80,16 @@ pub(crate) fn file_beside(path: &Path) -> Result<TemporaryFile> {
 /// A temporary folder in the folder of `path`; deleted with all that is in it when dropped.
 pub(crate) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
     locked_folder(parent_of(path), &builder(0o777))
+}
+
+/// A temporary folder for what comes from a store or goes there, in the system's folder of those.
+/// What killed runs left there goes first.
+#[cfg(feature = "remote")]
+pub(crate) fn folder_for_fetched() -> Result<TemporaryFolder> {
+    let parent = std::env::temp_dir();
+    // A folder that cannot be listed may be one that can be written.
+    let _ = remove_leftovers(&parent);
+    TemporaryFolder::new_in(&parent)
 }
 
 /// A temporary folder for what has the output's name, while another output takes it.
@@ -207,6 +221,11 @@ fn kind_of(name: &str) -> Option<bool> {
     drawn(part).then_some(false)
 }
 
+/// Whether a folder has the name of a temporary one.
+pub(crate) fn is_temporary(folder: &Path) -> bool {
+    folder.file_name().and_then(|name| name.to_str()).and_then(kind_of).is_some()
+}
+
 /// The bytes of a leftover, and its lock; None if it is in use, or nothing that we make.
 fn examine(entry: &fs::DirEntry) -> Option<(u64, File)> {
     let kind = entry.file_type().ok()?;
@@ -232,9 +251,11 @@ fn bytes_of(path: &Path) -> u64 {
     entries.flatten().map(|entry| bytes_of(&entry.path())).fold(0, u64::saturating_add)
 }
 
-/// Refuses an output that exists, and one that the next run would take for a leftover.
+/// Refuses an output that exists, one in a store, and one that the next run would take for a
+/// leftover.
 pub(crate) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
-    if out.file_name().and_then(|name| name.to_str()).and_then(kind_of).is_some() {
+    check_local(out)?;
+    if is_temporary(out) {
         let problem =
             format!("{} is a name of temporary files, which other runs remove", out.display());
         return Err(Error::parameter(problem, "choose another output"));

@@ -3,6 +3,8 @@
 
 #[path = "remote/bases.rs"]
 mod bases;
+#[path = "remote/cache.rs"]
+mod cache;
 #[path = "support/container.rs"]
 mod container;
 #[path = "remote/faults.rs"]
@@ -15,8 +17,10 @@ mod folders;
 mod reads;
 #[path = "support/server.rs"]
 mod server;
+#[path = "remote/sources.rs"]
+mod sources;
 
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use df11::OpenOptions;
 use server::Server;
@@ -34,9 +38,14 @@ impl Fixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = df11::hazmat::demo::tiny_container(folder.path()).unwrap();
-        let bytes = fs::read(&path).unwrap();
+        Self::of(folder, &path)
+    }
+
+    /// The same of another container, which lies in a temporary folder.
+    fn of(folder: TempDir, path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap();
         let server = Server::new(BTreeMap::from([("m/x.df11".to_owned(), bytes.clone())]));
-        Self { server, bytes, local: df11::open(&path).unwrap(), _folder: folder }
+        Self { server, bytes, local: df11::open(path).unwrap(), _folder: folder }
     }
 
     fn url(&self) -> String {

@@ -53,6 +53,8 @@ def open(
     checksums: bool = True,
     in_memory: bool = False,
     base: _Path | None = None,
+    cache: _Path | None = None,
+    cache_bytes: int = 64 << 30,
 ) -> Model:
     """Open a container, or a folder with all shards of a model.
 
@@ -66,7 +68,9 @@ def open(
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
     fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
-    names the object and the remedy.
+    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to
+    about `cache_bytes` bytes, for later runs and other processes (default: the environment variable
+    `DF11_CACHE`, or none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of
     the Hub. Without it the base is looked for where it was then. Tensors that need it raise
@@ -100,6 +104,10 @@ def compress(
     of BF16 tensors: `tile` (the default), `gap` (as in the paper) or `raw`. `base`, a path or a
     name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors that are smaller so
     become their differences from it, and need it for decoding.
+
+    `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are
+    fetched into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or
+    `az://`: the output is uploaded when it is complete and verified, whole or not at all.
 
     Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
     `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.

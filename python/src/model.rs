@@ -32,9 +32,16 @@ pub(crate) struct ReadAhead {
     _bytes: Announced,
 }
 
+/// As for the command.
+const DEFAULT_CACHE_BYTES: u64 = 64 << 30;
+
 /// Maps and validates a container or a folder of shards.
 #[pyfunction]
-#[pyo3(signature = (path, *, memory_map=true, checksums=true, in_memory=false, base=None))]
+#[pyo3(signature = (
+    path, *, memory_map=true, checksums=true, in_memory=false, base=None, cache=None,
+    cache_bytes=DEFAULT_CACHE_BYTES
+))]
+#[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
 pub(crate) fn open(
     py: Python<'_>,
     path: PathBuf,
@@ -42,8 +49,12 @@ pub(crate) fn open(
     checksums: bool,
     in_memory: bool,
     base: Option<PathBuf>,
+    cache: Option<PathBuf>,
+    cache_bytes: u64,
 ) -> PyResult<Model> {
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
+    let options =
+        cache.into_iter().fold(options, |options, cache| options.cache(cache, cache_bytes));
     let options = base.into_iter().fold(options.in_memory(in_memory), OpenOptions::base);
     let inner = Arc::new(work::briefly(py, || options.open(&path))?);
     Ok(Model { inner, path, tensors: PyOnceLock::new() })

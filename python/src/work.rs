@@ -128,12 +128,14 @@ struct Watch {
 }
 
 /// Stages with their names in Python.
-const STAGES: [(Stage, &str); 5] = [
+const STAGES: [(Stage, &str); 7] = [
     (Stage::Analyse, "analyse"),
     (Stage::Encode, "encode"),
     (Stage::Decode, "decode"),
     (Stage::Verify, "verify"),
     (Stage::Load, "load"),
+    (Stage::Fetch, "fetch"),
+    (Stage::Upload, "upload"),
 ];
 
 impl Watch {
@@ -150,6 +152,7 @@ impl Watch {
 impl Observer for Watch {
     fn begin(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
+        self.done.store(0, Ordering::Relaxed);
     }
 
     fn enter(&self, stage: Stage) {

@@ -4,7 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use df11::gpu::{Device, GpuDecoder};
-use df11::hazmat::{Cpu, Decoder, SaveTarget, check_replaceable, is_small, remove_leftovers};
+use df11::hazmat::{
+    Cpu, Decoder, Destination, SaveTarget, check_replaceable, is_far, is_small, remove_leftovers,
+    shown,
+};
+use df11::source::{FetchedSource, WantedFiles};
 use df11::{
     CompressOptions, DecompressOptions, Error, Layout, Level, Model, Observer, OpenOptions, Report,
     Sources, Verification,
@@ -51,10 +55,40 @@ pub(crate) fn compress<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
-        let opened = Sources::open(&source, None)?;
-        prepare(overwrite, &source, &out, "df11")?;
-        df11::compress_all(&opened, &out, &options, observer)
+        let source = LocalSource::find(&source, observer)?;
+        let opened = Sources::open(source.path(), None)?;
+        let destination = Destination::of(&out, overwrite)?;
+        prepare(overwrite, source.path(), destination.path(), "df11")?;
+        let reports = df11::compress_all(&opened, destination.path(), &options, observer)?;
+        destination.publish(observer)?;
+        Ok(reports)
     })
+}
+
+/// A source on this machine: a path, or what was fetched from a store and goes with this.
+enum LocalSource<'a> {
+    Here(&'a Path),
+    Fetched(FetchedSource),
+}
+
+impl<'a> LocalSource<'a> {
+    fn find(source: &'a Path, observer: &dyn Observer) -> df11::Result<Self> {
+        let Some(name) = source.to_str().filter(|_| is_far(source)) else {
+            return Ok(Self::Here(source));
+        };
+        let fetched = FetchedSource::fetch(name, WantedFiles::Variant(None), observer)?;
+        fetched.map(Self::Fetched).ok_or_else(|| {
+            let problem = format!("{} is already compressed", shown(source).display());
+            Error::parameter(problem, "df11.convert stores it in another layout")
+        })
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Here(path) => path,
+            Self::Fetched(fetched) => fetched.path(),
+        }
+    }
 }
 
 /// Removes what killed runs left beside an output; checks that what has its name may be replaced,
@@ -86,8 +120,11 @@ pub(crate) fn convert<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = open_to_stream(&source, base)?;
-        prepare(overwrite, &source, &out, "df11")?;
-        df11::convert_all(&opened, &out, &options, observer)
+        let destination = Destination::of(&out, overwrite)?;
+        prepare(overwrite, &source, destination.path(), "df11")?;
+        let reports = df11::convert_all(&opened, destination.path(), &options, observer)?;
+        destination.publish(observer)?;
+        Ok(reports)
     })
 }
 
@@ -105,7 +142,8 @@ pub(crate) fn estimate<'py>(
     let options = CompressOptions::new().layout(layout_of(py, layout)?);
     let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
-        let opened = Sources::open(&source, None)?;
+        let source = LocalSource::find(&source, observer)?;
+        let opened = Sources::open(source.path(), None)?;
         let default = if opened.is_pipeline() { "model" } else { "model.df11" };
         let out = out.unwrap_or_else(|| default.into());
         let estimates = df11::estimate_all(&opened, &out, &options, None, observer)?;

@@ -1,12 +1,15 @@
 """Servers of S3 on the loopback."""
 
+import http.client
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +88,62 @@ class Bucket(Hub):
             for key, file in self.files.items()
         )
         return 200, {}, f"<ListBucketResult>{found}</ListBucketResult>".encode()
+
+
+class Proxy:
+    """Passes requests on to a server, with faults."""
+
+    def __init__(self, to: str) -> None:
+        self.to = to
+        #: Method, path with query, and number of a request: the status of a refusal, 0 for a
+        #: connection that ends without an answer, or None.
+        self.choose: Callable[[str, str, int], int | None] = lambda *_: None
+        #: Whether a request waits until `goes_on` is set.
+        self.stall: Callable[[str], bool] = lambda _: False
+        self.stalled, self.goes_on = threading.Event(), threading.Event()
+        self.count = 0
+        host = to.removeprefix("http://")
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"] or 0))
+                proxy.count += 1
+                fault = proxy.choose(self.command, self.path, proxy.count)
+                if proxy.stall(self.path):
+                    proxy.stalled.set()
+                    proxy.goes_on.wait(60)
+                    fault = 0
+                if fault == 0:
+                    self.close_connection = True
+                    return
+                if fault is not None:
+                    self.send_response(fault)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                    return
+                there = http.client.HTTPConnection(host, timeout=60)
+                there.request(self.command, self.path, body, dict(self.headers))
+                found = there.getresponse()
+                content = found.read()
+                self.send_response(found.status)
+                for name, value in found.headers.items():
+                    if name.lower() not in ("connection", "transfer-encoding", "date", "server"):
+                        self.send_header(name, value)
+                if "Content-Length" not in found.headers:
+                    self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+                there.close()
+
+            do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from conftest import SAMPLE, run, write_safetensors
 from hub import Hub, Repository
-from stores import send, upload
+from stores import Proxy, send, upload
 
 import df11
 from df11 import _hub
@@ -277,11 +277,6 @@ def test_names_are_far_in_any_case_and_tell_no_password() -> None:
         _hub.resolve_path("hf://org/name@v1", None, "unet")
 
 
-def test_compress_reads_files_alone(bucket: str, tmp_path: Path) -> None:
-    with pytest.raises(df11.ParameterError, match="fetch it first"):
-        df11.compress("s3://models/bf16", tmp_path / "out", progress=False)
-
-
 class Stall:
     """Makes a server silent after some requests for files, until `ends` is set."""
 
@@ -407,3 +402,39 @@ def test_a_fork_opens_its_own(hub: Hub, folder: Path) -> None:
         os._exit(0)
     """
     run(script, http(hub, folder))
+
+
+def test_a_cache_spares_requests(
+    bucket: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the argument, the variable and the option; another name of the same model finds it too."""
+    name, place = "s3://models/cached/a", tmp_path / "cache"
+    upload(bucket, folder, "cached/a")
+    assert hashes(df11.open(name, cache=place)) == WANTED
+    chunks = list(place.rglob("*.chunk"))
+    assert chunks and len(chunks) == sum(1 for path in place.rglob("*") if path.is_file())
+    proxy = Proxy(bucket)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+
+    def count(*arguments: str, **environment: str) -> int:
+        before = proxy.count
+        script = "import df11, sys; df11.torch.load_file(sys.argv[1])"
+        words = arguments or ("-c", script, name)
+        own = {"PYTHONPATH": os.pathsep.join(sys.path), **environment}
+        subprocess.run([sys.executable, *words], env=os.environ | own, cwd=tmp_path, check=True)
+        return proxy.count - before
+
+    # A listing, and two requests for each of two containers.
+    assert hashes(df11.open(name, cache=place)) == WANTED and proxy.count == OPENING
+    assert count() > OPENING and count(DF11_CACHE=str(place)) == OPENING
+    other = tmp_path / "other"
+    words = ("-m", "df11", "decompress", name, "--cache", str(other))
+    first = count(*words, "-o", "one")
+    assert count(*words, "-o", "two") < first
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    chunks[0].write_bytes(b"damaged")
+    assert hashes(df11.open(name, cache=place)) == WANTED
+    with pytest.raises(df11.ParameterError, match="DF11_CACHE_BYTES"):
+        monkeypatch.setenv("DF11_CACHE", str(place))
+        monkeypatch.setenv("DF11_CACHE_BYTES", "much")
+        df11.open(name)

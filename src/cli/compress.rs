@@ -6,13 +6,12 @@ use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 use clap::Args;
 use df11::{
     Card, CompressOptions, Error, Sources,
-    hazmat::{check_local, check_replaceable, locate},
-    is_compressed,
+    hazmat::{Destination, check_replaceable},
 };
 
 use super::{
     answer::{Answer, Failure},
-    containers::{Selection, Writing, check_out, compressed_already},
+    containers::{LocalSource, Selection, WriteRun, Writing, check_out, compressed_already},
     estimate::EstimateArgs,
     reports::Task,
     session::{BaseArg, Session, Threads, open_to_stream},
@@ -28,6 +27,8 @@ Examples:
   df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache
   df11 compress Qwen3-8B-DF11                 a checkpoint of DFloat11
   df11 compress tune --base Qwen/Qwen3-8B     a fine-tune, as its differences
+  df11 compress s3://models/Qwen3-8B          from a store: gs, az, https, hf too
+  df11 compress Qwen3-8B -o s3://models/out   into a store: s3, gs or az
 
 Transformers and vLLM load folders. The output gets its name after it has been verified. \
 df11 decompress restores the same files, byte for byte.
@@ -55,12 +56,12 @@ compressed with --base stands alone.";
 #[derive(Args)]
 #[command(after_help = COMPRESS_HELP)]
 pub(super) struct Compress {
-    /// A safetensors file, the folder of a model or pipeline, or a repository in the Hugging Face
-    /// cache
+    /// A safetensors file, the folder of a model or pipeline, a repository in the Hugging Face
+    /// cache, or the name of one in a store
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: one self-contained file if it ends in .df11, otherwise a folder [default: SRC-df11
-    /// for a folder SRC, NAME.df11 for NAME.safetensors]
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder; here, or in an
+    /// object store [default: SRC-df11 for a folder SRC, NAME.df11 for NAME.safetensors]
     #[arg(short, long, value_name = "OUT")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -111,29 +112,30 @@ impl Compress {
     }
 
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        check_local(&self.source)?;
-        let place = locate(&self.source)?;
-        if is_compressed(&place.path)? {
+        let Some(LocalSource { place, .. }) = &self.selection.find(&self.source, false, session)?
+        else {
             let remedy =
                 "df11 inspect shows its sizes, and df11 convert stores it in another layout";
             return Err(compressed_already(&self.source, remedy));
-        }
+        };
         if self.dry_run {
-            return self.estimate().of_source(&place, session);
+            return self.estimate().of_source(place, session);
         }
         let card = (!self.no_card).then(|| Card::new(place.repository.clone()));
         let options = self.writing.options()?.metadata(self.metadata()?).card(card);
         let options = self.base.iter().fold(options, CompressOptions::base);
         let start = Instant::now();
-        let (source, out) = self.selection.open(&place, self.out.as_ref())?;
+        let (source, out) = self.selection.open(place, self.out.as_ref())?;
         source.notes().for_each(|note| session.notice(note));
+        let destination = Destination::of(&out, self.writing.force)?;
         if self.writing.force {
-            check_replaceable(&place.path, &out, "df11")?;
+            check_replaceable(&place.path, destination.path(), "df11")?;
         }
         let task = Task { verb: "compress", source: &self.source, out: &out, start };
         let remedy = self.selection.remedy(&source);
-        self.writing.run(&task, source.components(), self.threads, session, remedy, |observer| {
-            let compressed = df11::compress_all(&source, &out, &options, observer);
+        let run = WriteRun { task, destination, threads: self.threads, session, remedy };
+        self.writing.run(run, source.components(), |out, observer| {
+            let compressed = df11::compress_all(&source, out, &options, observer);
             compressed.map_err(|error| {
                 if is_of(&error, &source) { Failure::Other(error) } else { error.into() }
             })
@@ -162,7 +164,8 @@ pub(super) struct Convert {
     /// A container, or a folder with all shards of a model or pipeline
     #[arg(value_name = "SRC")]
     source: PathBuf,
-    /// Output: one self-contained file if it ends in .df11, otherwise a folder
+    /// Output: one self-contained file if it ends in .df11, otherwise a folder; here, or in an
+    /// object store
     #[arg(short, long, value_name = "OUT")]
     out: PathBuf,
     #[command(flatten)]
@@ -183,12 +186,14 @@ impl Convert {
         check_out(&self.out)?;
         let start = Instant::now();
         let models = open_to_stream(&self.source, &self.base)?;
+        let destination = Destination::of(&self.out, self.writing.force)?;
         if self.writing.force {
-            check_replaceable(&self.source, &self.out, "df11")?;
+            check_replaceable(&self.source, destination.path(), "df11")?;
         }
         let task = Task { verb: "convert", source: &self.source, out: &self.out, start };
-        self.writing.run(&task, models.components(), self.threads, session, "", |observer| {
-            Ok(df11::convert_all(&models, &self.out, &options, observer)?)
+        let run = WriteRun { task, destination, threads: self.threads, session, remedy: "" };
+        self.writing.run(run, models.components(), |out, observer| {
+            Ok(df11::convert_all(&models, out, &options, observer)?)
         })
     }
 }

@@ -6,11 +6,13 @@ use clap::{Args, ValueEnum};
 use df11::{
     CompressOptions, Error, Layout, Model, Observer, Report, Sources,
     hazmat::{
-        Loading, Located, Shard,
+        Destination, Loading, Located, Shard,
         constants::{GAP_DEFAULT_BYTES_PER_THREAD, GAP_DEFAULT_THREADS_PER_BLOCK},
         gap::GapGeometry,
+        is_far, locate, shown,
     },
-    source::Component,
+    is_compressed,
+    source::{Component, FetchedSource, WantedFiles},
 };
 use serde_json::json;
 
@@ -33,7 +35,44 @@ pub(super) struct Selection {
     all_files: bool,
 }
 
+/// A source on this machine.
+pub(super) struct LocalSource {
+    pub(super) place: Located,
+    /// What was fetched from a store goes with this.
+    _fetched: Option<FetchedSource>,
+}
+
 impl Selection {
+    /// Finds a source, and fetches it if it is in a store. None if it is compressed already.
+    pub(super) fn find(
+        &self,
+        source: &Path,
+        headers_alone: bool,
+        session: &Session,
+    ) -> Result<Option<LocalSource>, Failure> {
+        let Some(name) = source.to_str().filter(|_| is_far(source)) else {
+            let place = locate(source)?;
+            let is_compressed = is_compressed(&place.path)?;
+            return Ok((!is_compressed).then_some(LocalSource { place, _fetched: None }));
+        };
+        let wanted = match &self.variant {
+            _ if headers_alone => WantedFiles::Headers,
+            _ if self.all_files => WantedFiles::AllFiles,
+            variant => WantedFiles::Variant(variant.as_deref()),
+        };
+        let progress = session.progress();
+        let fetched = FetchedSource::fetch(name, wanted, &progress);
+        drop(progress);
+        let Some(fetched) = fetched.map_err(Failure::Other)? else { return Ok(None) };
+        fetched.notes().for_each(|note| session.notice(note));
+        let place = Located {
+            path: fetched.path().to_owned(),
+            repository: fetched.repository().map(str::to_owned),
+            by_name: true,
+        };
+        Ok(Some(LocalSource { place, _fetched: Some(fetched) }))
+    }
+
     /// Opens a source, for an output if one is named. Returns the output too.
     pub(super) fn open(
         &self,
@@ -63,6 +102,16 @@ impl Selection {
     }
 }
 
+/// One run that writes containers.
+pub(super) struct WriteRun<'a> {
+    pub(super) task: Task<'a>,
+    pub(super) destination: Destination,
+    pub(super) threads: Threads,
+    pub(super) session: &'a Session,
+    /// The end of the sentence about files that are not in them.
+    pub(super) remedy: &'a str,
+}
+
 /// How containers are written.
 #[derive(Args)]
 pub(super) struct Writing {
@@ -85,20 +134,19 @@ impl Writing {
         Ok(options.overwrite(self.force).verify(!self.no_verify))
     }
 
-    /// Writes containers of models, and answers with their sizes. `remedy` ends the sentence about
-    /// files that are not in them.
+    /// Writes containers of models, and answers with their sizes.
     pub(super) fn run<M>(
         &self,
-        task: &Task<'_>,
+        run: WriteRun<'_>,
         models: &[Component<M>],
-        threads: Threads,
-        session: &Session,
-        remedy: &str,
-        write: impl FnOnce(&dyn Observer) -> Result<Vec<Report>, Failure> + Send,
+        write: impl FnOnce(&Path, &dyn Observer) -> Result<Vec<Report>, Failure> + Send,
     ) -> Result<Answer, Failure> {
-        let removed = tidy(task.out);
+        let WriteRun { task, destination, threads, session, remedy } = run;
+        let out = destination.path().to_owned();
+        let removed = tidy(&out);
         let progress = session.progress();
-        let sizes = Reports::new(models, threads.run(|| write(&progress))?);
+        let sizes = Reports::new(models, threads.run(|| write(&out, &progress))?);
+        destination.publish(&progress)?;
         drop(progress);
         let seconds = task.start.elapsed().as_secs_f64();
         let text = format!(
@@ -109,7 +157,7 @@ impl Writing {
             text::rate(sizes.total.source_bytes, seconds),
             if self.no_verify { ", not verified" } else { ", verified bit for bit" }
         );
-        let mut json = sizes.json(task, seconds);
+        let mut json = sizes.json(&task, seconds);
         json["written"] = json!(true);
         json["verified"] = json!(!self.no_verify);
         let mut answer = Answer { text, json };
@@ -170,6 +218,14 @@ impl LayoutArgs {
 
 /// Ends an answer with the way to load what was written.
 pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
+    if is_far(out) {
+        let name = json!(shown(out).to_string_lossy());
+        let python = format!("import df11\nmodel = df11.open({name})");
+        answer.text.push_str("\n\nLoad it with Python:");
+        answer.text.extend(python.lines().map(|line| format!("\n  {line}")));
+        answer.json["load"] = json!(python);
+        return;
+    }
     let Loading { python, is_served, .. } = Loading::of(out);
     answer.text.push_str("\n\nLoad it with Python:");
     answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
@@ -198,11 +254,11 @@ fn has_config(container: &Path) -> bool {
 
 /// The folder `SRC-df11` beside a source that is a folder, or the file `SRC.df11` if one file is
 /// wanted; the file `NAME.df11` beside a file `NAME.safetensors`. For a repository named as on the
-/// Hub, in the current folder.
+/// Hub and for the name of a store, in the current folder.
 fn default_out(place: &Located, one_file: bool) -> Result<PathBuf, Failure> {
     let source = place.path.as_path();
     let of_folder = if one_file { ".df11" } else { "-df11" };
-    if let Some(name) = place.repository.as_ref().filter(|_| place.by_name) {
+    if let Some(name) = place.repository.as_ref().filter(|_| place.by_name && source.is_dir()) {
         // In the current folder, and not in the cache.
         let name = name.rsplit('/').next().unwrap_or(name);
         return Ok(PathBuf::from(format!("{name}{of_folder}")));
@@ -216,7 +272,8 @@ fn default_out(place: &Located, one_file: bool) -> Result<PathBuf, Failure> {
         })?
         .to_owned();
     name.push(end);
-    Ok(named.with_file_name(name))
+    // What was fetched lies in a temporary folder.
+    Ok(if place.by_name { name.into() } else { named.with_file_name(name) })
 }
 
 /// The same path, or the one that it stands for if it ends in `.` or `..` and so has no name.
@@ -238,7 +295,7 @@ pub(super) fn check_out(out: &Path) -> Result<(), Failure> {
 
 /// A source that needs no compression.
 pub(super) fn compressed_already(path: &Path, remedy: &str) -> Failure {
-    Error::parameter(format!("{} is already compressed", path.display()), remedy).into()
+    Error::parameter(format!("{} is already compressed", shown(path).display()), remedy).into()
 }
 
 /// Bytes of the containers of a model.

@@ -3,11 +3,7 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Args;
-use df11::{
-    CompressOptions, estimate_all,
-    hazmat::{Located, locate},
-    is_compressed,
-};
+use df11::{CompressOptions, estimate_all, hazmat::Located};
 use serde_json::Value;
 
 use super::{
@@ -39,7 +35,8 @@ length are enough.";
 #[derive(Args, Default)]
 #[command(after_help = AFTER_HELP)]
 pub(super) struct EstimateArgs {
-    /// A safetensors file, the folder of a model or pipeline, or with --gpus a compressed model
+    /// A safetensors file, the folder of a model or pipeline, or with --gpus a compressed model;
+    /// here, or in a store
     #[arg(value_name = "SRC")]
     pub(super) source: PathBuf,
     /// Output to estimate: one file if it ends in .df11, otherwise a folder
@@ -77,9 +74,9 @@ const REMEDY: &str = "look into it with df11 inspect";
 
 impl EstimateArgs {
     pub(super) fn run(&self, session: &Session) -> Result<Answer, Failure> {
-        let place = locate(&self.source)?;
-        if !is_compressed(&place.path)? {
-            return self.of_source(&place, session);
+        let headers_alone = self.exponent_bits.is_some();
+        if let Some(found) = self.selection.find(&self.source, headers_alone, session)? {
+            return self.of_source(&found.place, session);
         }
         #[cfg(feature = "cudarc")]
         if let (Some(gpus), None) = (&self.gpus, self.exponent_bits) {

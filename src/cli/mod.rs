@@ -111,6 +111,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(usage) => return session::fail_usage(&usage, &arguments),
     };
     signal::take_over();
+    #[cfg(feature = "remote")]
+    if let Some(folder) = &session.cache {
+        df11::hazmat::choose_cache(folder, None);
+    }
     let print = |answer: Answer| session.print(&answer).map(|()| answer.exit_code());
     match verb.run(&session).and_then(print) {
         Ok(code) => code,

@@ -33,6 +33,14 @@ pub(super) struct Session {
     /// Print the result as one JSON document
     #[arg(long, global = true)]
     pub(super) json: bool,
+    #[cfg(feature = "remote")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        help = "Keep chunks that are read from stores here, for later runs [default: DF11_CACHE]"
+    )]
+    pub(super) cache: Option<PathBuf>,
     /// Print only errors and the names of files that are left out
     #[arg(short, long, global = true)]
     quiet: bool,
@@ -169,6 +177,8 @@ impl Observer for Progress {
             Stage::Decode => "decoding",
             Stage::Verify => "verifying",
             Stage::Load => "loading",
+            Stage::Fetch => "fetching",
+            Stage::Upload => "uploading",
         });
     }
 

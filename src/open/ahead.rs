@@ -58,12 +58,19 @@ impl ReadAhead {
             });
             add(shard, &tensor, &mut shards[at].1);
         }
-        let plans = shards.into_iter().filter_map(|(shard, ranges)| shard.plan(&ranges));
+        let plans =
+            shards.into_iter().filter_map(|(shard, ranges)| shard.plan(&shard.not_cached(ranges)));
         Self { plans: plans.collect() }
     }
 }
 
 impl Shard {
+    #[cfg(not(feature = "remote"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn not_cached(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+        ranges
+    }
+
     /// Tells where bytes will be read next.
     fn plan(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         self.reader.read_ahead(ranges)
@@ -77,7 +84,8 @@ impl Shard {
 
     /// A place of one section, with the chunks that it touches.
     pub(super) fn expect_place(&self, place: &Range<u64>) -> ReadAhead {
-        self.expect(self.widened(place).as_slice())
+        let places: Vec<_> = self.widened(place).into_iter().collect();
+        self.expect(&if self.is_far { self.not_cached(places) } else { places })
     }
 
     /// The codebooks of all tensors.

@@ -1,13 +1,18 @@
 //! Side files beside containers that lie beyond a network.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
 use super::{beside::MARK_BYTES, original::OriginalFile};
-use crate::{Error, Result, source::MAX_SIDE_BYTES, store::Place, temporary::TemporaryFolder};
+use crate::{
+    Error, Result,
+    source::MAX_SIDE_BYTES,
+    store::Place,
+    temporary::{TemporaryFolder, folder_for_fetched},
+};
 
 /// The folder of a model beyond a network: files beside its containers are fetched when they are
 /// first asked for.
@@ -30,7 +35,7 @@ impl FarFolder {
     /// A local folder with these side files, as far as they are there.
     pub(super) fn fetch<'m>(&self, files: impl Iterator<Item = OriginalFile<'m>>) -> Result<&Path> {
         if self.fetched.get().is_none() {
-            let folder = TemporaryFolder::new_in(&env::temp_dir())?;
+            let folder = folder_for_fetched()?;
             self.fetch_recorded(files, folder.path())?;
             // Another thread may have been faster.
             let _ = self.fetched.set(folder);

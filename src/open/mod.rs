@@ -4,6 +4,10 @@ mod added;
 mod ahead;
 mod base;
 pub(crate) mod beside;
+#[cfg(feature = "remote")]
+mod cache;
+#[cfg(feature = "remote")]
+mod cached;
 mod chunks;
 mod decoder;
 mod far;
@@ -28,6 +32,8 @@ mod verify;
 pub use added::tensor_hashes;
 pub use ahead::ReadAhead;
 pub(crate) use base::{Base, BaseTensor};
+#[cfg(feature = "remote")]
+pub use cache::choose_cache;
 #[cfg(feature = "cudarc")]
 pub(crate) use decoder::PIECE_BYTES;
 pub use decoder::{Cpu, Decoder, PreparedTensor, histogram};

@@ -12,6 +12,8 @@ use std::{
 };
 
 use super::{model::Model, options::OpenOptions, shard::Shard};
+#[cfg(not(feature = "remote"))]
+use crate::paths::no_stores;
 use crate::{
     Error, Result,
     constants::MAGIC,
@@ -204,10 +206,7 @@ fn name_of(path: &Path) -> Option<&str> {
 impl OpenOptions {
     #[expect(clippy::unused_self, reason = "as with the feature")]
     fn open_all_named(&self, name: &str) -> Result<Models> {
-        let scheme = scheme_of(name).map_or(name, |(scheme, _)| scheme);
-        let what = format!("a name that begins with {scheme}://");
-        let remedy = "build df11 with its feature remote, or fetch the file";
-        Err(Error::unsupported(what, remedy))
+        Err(no_stores(name))
     }
 }
 
@@ -246,8 +245,8 @@ fn map(path: &Path) -> Result<Mapped> {
 }
 
 /// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
-/// name a container, or a folder that holds some and no safetensors file, or a name such as
-/// `s3://bucket/model`.
+/// name a container, or a folder that holds some and no safetensors file, or any name such as
+/// `s3://bucket/model`: no store is asked.
 ///
 /// # Errors
 /// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or

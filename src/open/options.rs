@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 #[cfg(feature = "remote")]
+use super::cache::CacheFolder;
+#[cfg(feature = "remote")]
 use crate::store::Patience;
 
 /// How a model is opened.
@@ -19,6 +21,8 @@ pub struct OpenOptions {
     pub(super) in_memory: bool,
     #[cfg(feature = "remote")]
     pub(super) patience: Patience,
+    #[cfg(feature = "remote")]
+    pub(super) cache: Option<CacheFolder>,
 }
 
 impl Default for OpenOptions {
@@ -39,6 +43,8 @@ impl OpenOptions {
             in_memory: false,
             #[cfg(feature = "remote")]
             patience: Patience::DEFAULT,
+            #[cfg(feature = "remote")]
+            cache: None,
         }
     }
 
@@ -49,6 +55,20 @@ impl OpenOptions {
     #[must_use]
     pub const fn in_memory(mut self, in_memory: bool) -> Self {
         self.in_memory = in_memory;
+        self
+    }
+
+    /// Keeps chunks that come over a network in a folder, of at most about this many bytes, for
+    /// later runs and other processes; without it, in the folder that the environment variable
+    /// `DF11_CACHE` names, of `DF11_CACHE_BYTES` (64 GiB); without that, nowhere. Of no meaning to
+    /// files.
+    ///
+    /// Several processes may share a folder. Each counts the chunks of the others every 64 MiB, so
+    /// it may hold that much more for a while. Chunks are checked whenever they are read.
+    #[cfg(feature = "remote")]
+    #[must_use]
+    pub fn cache(mut self, folder: impl Into<PathBuf>, most: u64) -> Self {
+        self.cache = Some(CacheFolder { folder: folder.into(), most });
         self
     }
 

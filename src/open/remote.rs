@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    cache::{Cache, CacheFolder},
     far_folder::FarFolder,
     model::Model,
     opening::{Models, listed_components},
@@ -14,8 +15,8 @@ use super::{
     shard::Shard,
 };
 use crate::{
-    Error, Result, parallel,
-    paths::PIPELINE,
+    Error, Result,
+    paths::{PIPELINE, is_safetensors},
     source::{Component, MAX_SIDE_BYTES},
     store::Place,
 };
@@ -29,6 +30,10 @@ impl OpenOptions {
     pub(super) fn open_all_named(&self, name: &str) -> Result<Models> {
         let place = Place::of(name, self.patience)?;
         if place.is_file() {
+            Error::unless(!is_safetensors(place.last_name()), || {
+                let problem = format!("{} is not a df11 container", place.name_of(""));
+                Error::parameter(problem, "compress it first, or name a .df11 file")
+            })?;
             let shards = self.far_shards(&place, &[""])?;
             return Ok(Models::alone(Model::new(shards, None)?));
         }
@@ -93,6 +98,11 @@ impl OpenOptions {
     /// the other.
     fn far_shards(&self, place: &Place, paths: &[&str]) -> Result<Vec<Shard>> {
         let (mut shards, kept) = (Vec::with_capacity(paths.len()), Arc::default());
+        let cache = match &self.cache {
+            Some(cache) => Some(cache.clone()),
+            None => CacheFolder::chosen()?,
+        };
+        let cache = cache.map(Cache::open).transpose()?.map(Arc::new);
         for some in paths.chunks(OPENED_AT_ONCE) {
             let opened: Vec<Result<Shard>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = some
@@ -104,6 +114,7 @@ impl OpenOptions {
             for shard in opened {
                 let mut shard = shard?;
                 shard.kept = Arc::clone(&kept);
+                shard.cache.clone_from(&cache);
                 // No length is believed before header and directory are right.
                 shards.push(if self.in_memory { advised(self.whole(&shard))? } else { shard });
             }
@@ -119,6 +130,13 @@ impl OpenOptions {
     /// The same container in memory.
     fn whole(&self, shard: &Shard) -> Result<Shard> {
         Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
+    }
+
+    /// The paths of the side files that a container of a place records.
+    pub(crate) fn recorded_at(&self, place: &Place, path: &str) -> Result<Vec<String>> {
+        let shard = self.far_shard(place, path)?;
+        let side = shard.files().filter(|file| !file.is_weights());
+        Ok(side.map(|file| file.path().to_owned()).collect())
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
@@ -153,26 +171,3 @@ fn advised<T>(opened: Result<T>) -> Result<T> {
         other => other,
     })
 }
-
-impl Shard {
-    /// All bytes of the container, unchecked.
-    fn read_whole(&self) -> Result<Vec<u8>> {
-        let length = self.file_length();
-        let _ahead = self.expect(&[0..length]);
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(length as usize).map_err(|_| {
-            let problem = format!("{} takes {length} bytes of memory", self.path().display());
-            Error::parameter(problem, "fetch the container to a disk, and open it there")
-        })?;
-        for part in parallel::cut(0..length, WHOLE_PART_BYTES, 1) {
-            bytes.resize(part.end as usize, 0);
-            self.reader
-                .read_exact_at(part.start, &mut bytes[part.start as usize..])
-                .map_err(|error| Error::io("reading", self.path(), error))?;
-        }
-        Ok(bytes)
-    }
-}
-
-/// Bytes that are copied at once of a container that goes to memory.
-const WHOLE_PART_BYTES: u64 = 8 << 20;

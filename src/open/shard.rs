@@ -10,6 +10,8 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
 };
 
+#[cfg(feature = "remote")]
+use super::cache::Cache;
 use super::kept::KeptChunks;
 use crate::{
     Error, Result,
@@ -42,6 +44,9 @@ pub struct Shard {
     pub(super) locks: Vec<Mutex<()>>,
     /// The chunks that came last over a network, checked.
     pub(super) kept: Arc<KeptChunks>,
+    /// Chunks on a local disk.
+    #[cfg(feature = "remote")]
+    pub(super) cache: Option<Arc<Cache>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -100,6 +105,8 @@ impl Shard {
             chunks,
             locks: (0..LOCKS).map(|_| Mutex::new(())).collect(),
             kept: Arc::default(),
+            #[cfg(feature = "remote")]
+            cache: None,
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             bases: None,

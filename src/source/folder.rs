@@ -290,7 +290,7 @@ fn why_not(
     }
 }
 
-fn is_other_format(path: &str) -> bool {
+pub(super) fn is_other_format(path: &str) -> bool {
     let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
     extension
         .is_some_and(|extension| OTHER_FORMATS.contains(&extension.to_ascii_lowercase().as_str()))

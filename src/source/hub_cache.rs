@@ -79,14 +79,26 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
     if revision == "main" {
         return Ok(entry.to_owned());
     }
-    let commits = commit_of(entry, revision).into_iter().chain(as_commit(revision));
-    let mut paths = commits.map(|commit| entry.join("snapshots").join(commit));
-    paths.find(|path| path.is_dir()).ok_or_else(|| {
+    of_commits(entry, revision).ok_or_else(|| {
         let name = text.split('@').next().unwrap_or(text);
         let problem =
             format!("the Hugging Face cache has another revision of {name}, and not {revision}");
         Error::parameter(problem, format!("fetch it: {}", fetch(name, revision)))
     })
+}
+
+/// The snapshot of a revision of a repository in the cache, if it is there; perhaps not all of it.
+#[cfg(feature = "remote")]
+pub(super) fn snapshot_of(name: &str, revision: &str) -> Option<PathBuf> {
+    let cache = folder(|name| std::env::var_os(name))?;
+    let entry = cache.join(format!("models--{}", name.replace('/', "--")));
+    of_commits(&entry, revision)
+}
+
+fn of_commits(entry: &Path, revision: &str) -> Option<PathBuf> {
+    let commits = commit_of(entry, revision).into_iter().chain(as_commit(revision));
+    let mut paths = commits.map(|commit| entry.join("snapshots").join(commit));
+    paths.find(|path| path.is_dir())
 }
 
 /// The commit that a file of `refs/` names; None if there is no such file, or it holds anything

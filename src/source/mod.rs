@@ -2,6 +2,7 @@
 //! package; and groups its tensors into blocks.
 
 mod dfloat11;
+mod fetched;
 pub(crate) mod folder;
 pub(crate) mod group;
 mod header;
@@ -11,6 +12,7 @@ pub(crate) mod pipeline;
 mod safetensors;
 mod walk;
 
+pub use fetched::{FetchedSource, WantedFiles};
 pub use folder::SideFile;
 pub(crate) use folder::Source;
 pub(crate) use header::{HeaderTensor, prefix_of, read_header};

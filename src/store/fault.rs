@@ -45,7 +45,7 @@ impl Fault {
 
 impl From<object_store::Error> for Fault {
     fn from(error: object_store::Error) -> Self {
-        use io::ErrorKind::{InvalidData, NotFound, PermissionDenied, Unsupported};
+        use io::ErrorKind::{AlreadyExists, InvalidData, NotFound, PermissionDenied, Unsupported};
         use object_store::Error as E;
         match &error {
             E::NotFound { .. } => {
@@ -53,6 +53,9 @@ impl From<object_store::Error> for Fault {
             }
             E::PermissionDenied { .. } => return Self::denied(403),
             E::Unauthenticated { .. } => return Self::denied(401),
+            E::AlreadyExists { .. } | E::Precondition { .. } => {
+                return Self::lasting(AlreadyExists, "something has this name");
+            }
             E::NotSupported { .. } => return Self::lasting(Unsupported, NO_RANGES),
             _ => {}
         }

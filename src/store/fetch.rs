@@ -154,21 +154,20 @@ impl ObjectSource {
         time::timeout(self.patience.stall, work).await.map_err(late)
     }
 
-    /// All of an object, which has at most `most` bytes.
-    pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Vec<u8>> {
+    /// All of an object that has at most `most` bytes, or the length of another.
+    pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Result<Vec<u8>, u64>> {
         self.retry(|| self.try_fetch_all(most)).await
     }
 
-    async fn try_fetch_all(&self, most: u64) -> Result<Vec<u8>, Fault> {
+    async fn try_fetch_all(&self, most: u64) -> Result<Result<Vec<u8>, u64>, Fault> {
         let answer = self.in_time(self.store.get(&self.path)).await?.map_err(Fault::from)?;
         let length = answer.meta.size;
         if length > most {
-            let text = format!("it has {length} bytes, and at most {most} were expected");
-            return Err(Fault::lasting(io::ErrorKind::InvalidData, text));
+            return Ok(Err(length));
         }
         let mut bytes = Vec::new();
         self.take_body(answer, length as usize, &mut bytes).await?;
-        Ok(bytes)
+        Ok(Ok(bytes))
     }
 
     /// The paths of all objects in a folder.
@@ -200,19 +199,19 @@ impl ObjectSource {
 }
 
 /// Tries that failed one after the other.
-struct FailedTries {
+pub(super) struct FailedTries {
     patience: Patience,
     count: u32,
     pause: Duration,
 }
 
 impl FailedTries {
-    fn none(patience: Patience) -> Self {
+    pub(super) fn none(patience: Patience) -> Self {
         Self { patience, count: 0, pause: patience.pause }
     }
 
     /// Waits before the next try, unless this fault is the last.
-    async fn add(&mut self, fault: Fault) -> io::Result<()> {
+    pub(super) async fn add(&mut self, fault: Fault) -> io::Result<()> {
         self.count += 1;
         if !fault.is_passing || self.count >= self.patience.tries {
             return Err(fault.after(self.count));

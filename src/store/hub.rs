@@ -13,11 +13,11 @@ pub(super) const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// A repository, or a file or folder of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Repository {
-    name: String,
-    revision: String,
+pub(crate) struct Repository {
+    pub(crate) name: String,
+    pub(crate) revision: String,
     /// The file or folder; empty for all.
-    pub(super) path: String,
+    pub(crate) path: String,
 }
 
 /// What the Hub answers about a revision.
@@ -38,7 +38,7 @@ impl Repository {
     ///
     /// # Errors
     /// [`Error::Parameter`] for what names no repository.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let (owner, rest) = text.split_once('/').unwrap_or((text, ""));
         let end = rest.find(['/', '@']).unwrap_or(rest.len());
         let (name, rest) = rest.split_at(end);

@@ -20,7 +20,10 @@ mod name;
 mod object;
 mod place;
 mod runtime;
+mod upload;
 
 pub(crate) use fetch::Patience;
+pub(crate) use hub::Repository;
 pub use interrupt::end_waits_when;
-pub(crate) use place::Place;
+pub(crate) use object::Object;
+pub(crate) use place::{Content, Place, STEMS};

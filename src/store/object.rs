@@ -131,6 +131,21 @@ impl ReadAt for Object {
 /// # Errors
 /// [`Error::Io`], also if it has more than `most`.
 pub(super) fn read_small(source: &ObjectSource, name: &str, most: u64) -> Result<Vec<u8>> {
+    read_up_to(source, name, most)?.map_err(|length| {
+        let problem = format!("it has {length} bytes, and at most {most} were expected");
+        Error::io("reading", name, io::Error::new(io::ErrorKind::InvalidData, problem))
+    })
+}
+
+/// All bytes of an object that has at most `most`, or the length of another.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn read_up_to(
+    source: &ObjectSource,
+    name: &str,
+    most: u64,
+) -> Result<std::result::Result<Vec<u8>, u64>> {
     let source = source.clone();
     let found = wait(runtime::handle()?, async move { source.fetch_all(most).await });
     found.map_err(|error| Error::io("reading", name, error))
@@ -153,6 +168,15 @@ pub(super) fn wait<T: Send + 'static>(
     handle: &Handle,
     work: impl Future<Output = io::Result<T>> + Send + 'static,
 ) -> io::Result<T> {
+    wait_watched(handle, work, interrupt::check)
+}
+
+/// The same, until `check`, which is asked ten times a second, answers with an error.
+pub(super) fn wait_watched<T: Send + 'static>(
+    handle: &Handle,
+    work: impl Future<Output = io::Result<T>> + Send + 'static,
+    mut check: impl FnMut() -> io::Result<()>,
+) -> io::Result<T> {
     let (send, receive) = mpsc::sync_channel(1);
     let task = handle.spawn(async move {
         let _ = send.send(work.await);
@@ -161,7 +185,7 @@ pub(super) fn wait<T: Send + 'static>(
         match receive.recv_timeout(interrupt::TICK) {
             Ok(found) => return found,
             Err(RecvTimeoutError::Timeout) => {
-                interrupt::check().inspect_err(|_| task.abort())?;
+                check().inspect_err(|_| task.abort())?;
             }
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(io::Error::other("the request ended early"));

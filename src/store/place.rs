@@ -1,6 +1,12 @@
 //! Places: a file, or a folder with all that lies in it, and the store that has it.
 
-use std::{fmt, io::ErrorKind, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::ErrorKind,
+    path::Path,
+    sync::Arc,
+};
 
 use object_store::{
     ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
@@ -18,24 +24,27 @@ use super::{
     fetch::{MOST_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
     name::Name,
-    object::{Object, path_of, read_small, wait},
+    object::{Object, path_of, read_small, read_up_to, wait},
     runtime,
+    upload::{Store, UploadTarget, length_of},
 };
 use crate::{
     Error, Result,
     constants::MAX_SHARDS,
-    paths::{check_path, is_container, shard_path},
+    paths::{check_path, is_container, is_safetensors, shard_path},
 };
 
 /// The longest index of a folder behind HTTP, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 /// Names of weights, without their ends, that folders behind HTTP are asked for.
-const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
+pub(crate) const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 
 /// A file or a folder of a store.
 #[derive(Clone)]
 pub(crate) struct Place {
     store: Arc<dyn ObjectStore>,
+    /// The same, if it takes objects.
+    written: Option<Arc<dyn Store>>,
     /// Where it is in the store; empty for all of it.
     path: String,
     /// Its name for messages.
@@ -65,6 +74,14 @@ enum Listing {
     Index,
 }
 
+/// What a file has.
+pub(crate) enum Content {
+    Missing,
+    Whole(Vec<u8>),
+    /// So many bytes, which were not fetched.
+    Larger(u64),
+}
+
 impl Place {
     /// Finds a place. Of the Hub this is one request, of all others none.
     ///
@@ -75,15 +92,16 @@ impl Place {
         match &*name.scheme {
             "hf" => Self::of_hub(&name, patience),
             "http" | "https" => {
-                let is_file = name.path.contains('?') || is_container(name.bare_path());
-                let store = http(name.full.trim_end_matches('/'), &name.shown(), None)?;
+                let is_file = name.path.contains('?') || is_one(name.bare_path());
+                let login = name.login.as_deref();
+                let store = http(name.full.trim_end_matches('/'), &name.shown(), login)?;
                 Ok(Self::new(store, &name, Listing::Index, patience).at("", is_file))
             }
             _ => {
                 let path = name.path.trim_matches('/');
                 let store = bucket(&name)?;
-                let place = Self::new(store, &name, Listing::Store, patience);
-                Ok(place.at(path, is_container(path)))
+                let place = Self::new(Arc::clone(&store) as _, &name, Listing::Store, patience);
+                Ok(Self { written: Some(store), ..place.at(path, is_one(path)) })
             }
         }
     }
@@ -93,6 +111,7 @@ impl Place {
         let requests = Arc::new(Semaphore::new(MOST_REQUESTS));
         Self {
             store,
+            written: None,
             path: String::new(),
             shown,
             is_file: false,
@@ -110,20 +129,26 @@ impl Place {
     fn of_hub(name: &Name, patience: Patience) -> Result<Self> {
         hub::check_online()?;
         let repository = Repository::parse(&format!("{}/{}", name.root, name.path))?;
-        let (token, shown) = (hub::token(), name.shown());
+        let token = hub::token().map(|token| format!("Bearer {token}"));
+        let shown = name.shown();
         let asked = http(&repository.api(), &shown, token.as_deref())?;
         let asked = Self::new(asked, name, Listing::Index, patience);
         let answer = read_small(&asked.source("")?, &shown, hub::MAX_ANSWER_BYTES)?;
         let revision = Revision::parse(&answer, &shown)?;
         let store = http(&repository.files(&revision), &shown, token.as_deref())?;
         let told = Listing::Told(revision.paths().map(str::to_owned).collect());
-        let is_file = is_container(&repository.path);
+        let is_file = is_one(&repository.path);
         Ok(Self::new(store, name, told, patience).at(&repository.path, is_file))
     }
 
-    /// Whether it is one container.
+    /// Whether it is one container, or one file of weights.
     pub(crate) fn is_file(&self) -> bool {
         self.is_file
+    }
+
+    /// The last part of its name.
+    pub(crate) fn last_name(&self) -> &str {
+        self.shown.rsplit('/').next().unwrap_or(&self.shown)
     }
 
     /// The name of what it has at a path, for messages.
@@ -152,9 +177,66 @@ impl Place {
     /// [`Error::Io`], also if it has more than `most`.
     pub(crate) fn read_if_there(&self, path: &str, most: u64) -> Result<Option<Vec<u8>>> {
         match read_small(&self.source(path)?, &self.name_of(path), most) {
-            Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if is_missing(&error) => Ok(None),
             found => found.map(Some),
         }
+    }
+
+    /// The content of a file at a path below the place that may have more than `most` bytes. One
+    /// request.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn content(&self, path: &str, most: u64) -> Result<Content> {
+        match read_up_to(&self.source(path)?, &self.name_of(path), most) {
+            Ok(Ok(bytes)) => Ok(Content::Whole(bytes)),
+            Ok(Err(length)) => Ok(Content::Larger(length)),
+            Err(error) if is_missing(&error) => Ok(Content::Missing),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Puts a file at a path below the place. Tells how many bytes more were sent, and ends if the
+    /// answer to that is an error. An object that is there is replaced only with `overwrite`.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::Io`]; [`Error::Cancelled`]; [`Error::Parameter`] if the store
+    /// only reads; that of `advance`.
+    pub(crate) fn put(
+        &self,
+        path: &str,
+        file: &Path,
+        overwrite: bool,
+        advance: impl FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        self.target(path)?.put(file, overwrite, advance)
+    }
+
+    /// Removes the object at a path below the place.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn remove(&self, path: &str) -> Result<()> {
+        self.target(path)?.remove()
+    }
+
+    fn target(&self, path: &str) -> Result<UploadTarget> {
+        let store = self.written.clone().ok_or_else(|| {
+            let problem = format!("{} cannot be written to", self.shown);
+            Error::parameter(problem, "name a folder here, and upload it with another tool")
+        })?;
+        let ObjectSource { path: at, patience, .. } = self.source(path)?;
+        Ok(UploadTarget { store, path: at, patience, name: self.name_of(path) })
+    }
+
+    /// Whether there is an object at a path below the place. One request.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn has(&self, path: &str) -> Result<bool> {
+        let found = length_of(&self.source(path)?);
+        let found = found.map_err(|error| Error::io("looking at", self.name_of(path), error))?;
+        Ok(found.is_some())
     }
 
     fn source(&self, path: &str) -> Result<ObjectSource> {
@@ -177,11 +259,7 @@ impl Place {
     }
 
     fn all_containers(&self) -> Result<Vec<String>> {
-        let mut paths: Vec<String> = match &self.listing {
-            Listing::Index => return self.indexed(),
-            Listing::Told(paths) => paths.iter().filter_map(|path| self.below(path)).collect(),
-            Listing::Store => self.listed()?,
-        };
+        let Some(mut paths) = self.files()? else { return self.indexed() };
         let is_seen = |path: &str| !path.split('/').any(|part| part.starts_with('.'));
         paths.retain(|path| is_container(path) && is_seen(path) && check_path(path).is_ok());
         paths.sort_unstable();
@@ -190,6 +268,22 @@ impl Place {
             Error::parameter(problem, "name a container, or put one there")
         })?;
         Ok(paths)
+    }
+
+    /// The paths of all files of a folder, ascending; None if nothing lists them, as behind HTTP.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Limit`] for more than a model has.
+    pub(crate) fn files(&self) -> Result<Option<Vec<String>>> {
+        let mut paths: Vec<String> = match &self.listing {
+            Listing::Index => return Ok(None),
+            Listing::Told(paths) => paths.iter().filter_map(|path| self.below(path)).collect(),
+            Listing::Store => self.listed()?,
+        };
+        let what = format_args!("the number of files of {}", self.shown);
+        Error::check_limit(what, paths.len() as u64, 2 * MAX_SHARDS)?;
+        paths.sort_unstable();
+        Ok(Some(paths))
     }
 
     /// What follows the place in the path of an object that lies in it.
@@ -207,23 +301,43 @@ impl Place {
         Ok(found.iter().filter_map(|path| self.below(path)).collect())
     }
 
-    /// The containers of a folder behind HTTP, by the index of its weights files.
+    /// The containers of a folder behind HTTP.
     fn indexed(&self) -> Result<Vec<String>> {
+        let files = self.index()?.map(|(_, files)| files);
+        let files = files.unwrap_or_else(|| [format!("{}.safetensors", STEMS[0])].into());
+        Ok(files.iter().map(|path| shard_path(path)).collect())
+    }
+
+    /// The index of the weights files of a folder that cannot be listed, and the files that it
+    /// names.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Corrupt`].
+    pub(crate) fn index(&self) -> Result<Option<(String, BTreeSet<String>)>> {
         #[derive(Deserialize)]
         struct WeightIndex {
-            weight_map: std::collections::BTreeMap<String, String>,
+            weight_map: BTreeMap<String, String>,
         }
         for stem in STEMS {
             let name = format!("{stem}.safetensors.index.json");
             let Some(bytes) = self.read_if_there(&name, MAX_INDEX_BYTES)? else { continue };
             let index: WeightIndex = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::corrupt(self.name_of(&name), 0, error))?;
-            let files: std::collections::BTreeSet<_> = index.weight_map.into_values().collect();
+            let files: BTreeSet<_> = index.weight_map.into_values().collect();
             files.iter().try_for_each(|path| check_path(path))?;
-            return Ok(files.iter().map(|path| shard_path(path)).collect());
+            return Ok(Some((name, files)));
         }
-        Ok(vec![format!("{}.df11", STEMS[0])])
+        Ok(None)
     }
+}
+
+fn is_missing(error: &Error) -> bool {
+    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::NotFound)
+}
+
+/// Whether a path is that of one file, and no folder's.
+fn is_one(path: &str) -> bool {
+    is_container(path) || is_safetensors(path)
 }
 
 /// Two parts of a path, of which either may be empty.
@@ -246,11 +360,11 @@ fn settings() -> [(ClientConfigKey, &'static str); 3] {
     ]
 }
 
-/// What is behind a URL.
-fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectStore>> {
+/// What is behind a URL. `login` is the value of the header `Authorization`.
+fn http(url: &str, shown: &str, login: Option<&str>) -> Result<Arc<dyn ObjectStore>> {
     let mut options = ClientOptions::new().with_allow_http(url.starts_with("http://"));
-    if let Some(token) = token {
-        let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| {
+    if let Some(login) = login {
+        let mut value = HeaderValue::try_from(login).map_err(|_| {
             Error::parameter("the token has a character that no token has", "log in")
         })?;
         value.set_sensitive(true);
@@ -267,14 +381,14 @@ fn http(url: &str, shown: &str, token: Option<&str>) -> Result<Arc<dyn ObjectSto
 }
 
 /// A bucket, with the settings and credentials that the environment has.
-fn bucket(name: &Name) -> Result<Arc<dyn ObjectStore>> {
+fn bucket(name: &Name) -> Result<Arc<dyn Store>> {
     macro_rules! built {
         ($builder:expr, $key:path) => {{
             let mut builder = $builder.with_retry(no_retries()).with_http_connector(Connector);
             for (key, value) in settings() {
                 builder = builder.with_config($key(key), value);
             }
-            Arc::new(builder.build().map_err(|_| refused(&name.shown()))?) as Arc<dyn ObjectStore>
+            Arc::new(builder.build().map_err(|_| refused(&name.shown()))?) as Arc<dyn Store>
         }};
     }
     let root = &*name.root;

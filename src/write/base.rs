@@ -20,7 +20,7 @@ use crate::{
         SourceTensor,
         hub_cache::{is_repository, locate},
     },
-    temporary::parent_of,
+    temporary::{is_temporary, parent_of},
 };
 
 /// The base's tensor from which this one may be a difference.
@@ -113,6 +113,10 @@ fn named(name: &str) -> (Option<String>, Option<String>) {
 fn relative(base: &Path, out: &Path) -> Option<String> {
     let base = base.canonicalize().ok()?;
     let parent = parent_of(out).canonicalize().ok()?;
+    if is_temporary(&parent) {
+        // The output will be in a store, far from here.
+        return Some(base.file_name()?.to_str()?.to_owned());
+    }
     let folder = if is_container(out) { parent } else { parent.join(out.file_name()?) };
     let shared = base.components().zip(folder.components()).take_while(|(a, b)| a == b).count();
     let ups = folder.components().count() - shared;
@@ -164,5 +168,8 @@ mod tests {
         assert_eq!(found("a/tune").as_deref(), Some("../../base"));
         assert_eq!(found("a/b/c/d/tune").as_deref(), Some("base"));
         assert_eq!(found("base/tune").as_deref(), Some("base"));
+        // One that goes into a store.
+        std::fs::create_dir(path(".df11-aB3dEf.part")).unwrap();
+        assert_eq!(found(".df11-aB3dEf.part/tune").as_deref(), Some("base"));
     }
 }

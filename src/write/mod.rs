@@ -44,6 +44,7 @@ mod card;
 mod coding;
 mod compress;
 mod copy;
+mod destination;
 mod encode;
 mod estimate;
 mod fingerprint;
@@ -56,10 +57,13 @@ mod plan;
 mod replace;
 mod report;
 mod restore;
+#[cfg(feature = "remote")]
+mod upload;
 
 pub use card::Loading;
 pub use compress::{compress, compress_all, convert, convert_all};
 pub use copy::{container_path, copy};
+pub use destination::Destination;
 pub use estimate::{Estimate, estimate, estimate_all};
 pub use install::SaveTarget;
 pub use options::{Card, CompressOptions, DecompressOptions, Layout};

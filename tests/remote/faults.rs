@@ -132,6 +132,26 @@ fn a_signed_url_is_never_told() {
 }
 
 #[test]
+fn user_and_password_are_sent_and_never_told() {
+    let fixture = Fixture::new();
+    let url = fixture.url().replace("http://", "http://us%40er:pass%2Fword@");
+    patient().open(&url).unwrap();
+    let requests = fixture.server.requests();
+    // printf 'us@er:pass/word' | base64
+    let login = Some("Basic dXNAZXI6cGFzcy93b3Jk".to_owned());
+    assert!(!requests.is_empty() && requests.iter().all(|request| request.login == login));
+    patient().open(fixture.url()).unwrap();
+    assert!(fixture.server.requests().iter().all(|request| request.login.is_none()));
+    fixture.server.answer(|_| Answer::Status(401));
+    let text = format!("{0} {0:?}", patient().open(&url).unwrap_err());
+    assert!(text.contains("renew the credentials") && text.contains(&fixture.url()), "{text}");
+    let secrets = ["pass", "us%40er", "us@er", "dXNAZXI6cGFzcy93b3Jk"];
+    assert!(!secrets.iter().any(|secret| text.contains(secret)), "{text}");
+    let unescaped = patient().open("https://user:pass/word@host/x.df11").unwrap_err().to_string();
+    assert!(unescaped.contains("%2F") && !unescaped.contains("word@"), "{unescaped}");
+}
+
+#[test]
 fn a_folder_prints_no_password() {
     let bytes = Fixture::new().bytes;
     let server = Server::new([("m/model.df11".to_owned(), bytes)].into());

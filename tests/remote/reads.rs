@@ -68,7 +68,7 @@ fn tensors_slices_and_blocks_are_those_of_the_file() {
 }
 
 /// A container with matrices of some MiB, which are several chunks.
-fn large() -> Vec<u8> {
+pub(crate) fn large() -> Vec<u8> {
     let weights = crate::container::normal_weights(3 << 20, 5);
     let names = ["a.0.w", "a.1.w", "a.2.w"];
     let items: Vec<_> = names

@@ -44,6 +44,8 @@ pub(crate) struct Request {
     pub(crate) number: usize,
     pub(crate) path: String,
     pub(crate) range: Option<Range<u64>>,
+    /// The header `Authorization`.
+    pub(crate) login: Option<String>,
     /// Bytes of the body that was sent.
     pub(crate) sent: u64,
 }
@@ -97,8 +99,7 @@ impl Server {
 
 /// Answers one request; None if no other can follow on the connection.
 fn serve(state: &State, stream: &TcpStream) -> Option<()> {
-    let (path, range) = read_request(stream)?;
-    let mut request = Request { number: 0, path, range, sent: 0 };
+    let mut request = read_request(stream)?;
     let choose = Arc::clone(&state.choose.lock().unwrap());
     {
         let mut requests = state.requests.lock().unwrap();
@@ -114,20 +115,23 @@ fn serve(state: &State, stream: &TcpStream) -> Option<()> {
     goes_on
 }
 
-fn read_request(stream: &TcpStream) -> Option<(String, Option<Range<u64>>)> {
+fn read_request(stream: &TcpStream) -> Option<Request> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     let path = first.split(' ').nth(1)?.trim_start_matches('/');
     let path = path.split('?').next()?.to_owned();
-    let mut range = None;
+    let mut request = Request { number: 0, path, range: None, login: None, sent: 0 };
     for line in lines {
-        let line = line.ok()?.to_ascii_lowercase();
+        let line = line.ok()?;
         if line.is_empty() {
-            return Some((path, range));
+            return Some(request);
         }
-        if let Some(value) = line.strip_prefix("range: bytes=") {
-            let (start, end) = value.split_once('-')?;
-            range = Some(start.parse().ok()?..end.parse::<u64>().ok()? + 1);
+        let (name, value) = line.split_once(": ")?;
+        if name.eq_ignore_ascii_case("authorization") {
+            request.login = Some(value.to_owned());
+        } else if name.eq_ignore_ascii_case("range") {
+            let (start, end) = value.strip_prefix("bytes=")?.split_once('-')?;
+            request.range = Some(start.parse().ok()?..end.parse::<u64>().ok()? + 1);
         }
     }
     None

@@ -1,0 +1,325 @@
+"""Models that are compressed from stores, and outputs that go into one."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import SAMPLE, write_safetensors
+from hub import Hub, Repository, fill_cache
+from stores import Proxy, put, send, upload
+
+import df11
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two files of weights with an index, and what is no part of the model."""
+    folder = tmp_path_factory.mktemp("write") / "model"
+    folder.mkdir()
+    names = {}
+    for at, some in enumerate((list(SAMPLE)[:3], list(SAMPLE)[3:]), 1):
+        file = f"model-{at:05}-of-00002.safetensors"
+        write_safetensors(folder / file, {name: SAMPLE[name] for name in some})
+        names.update(dict.fromkeys(some, file))
+    index = {"metadata": {}, "weight_map": names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "empty.txt").touch()
+    (folder / "pytorch_model.bin").write_bytes(b"another format")
+    (folder / ".gitattributes").write_text("hidden")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file whose container has several parts."""
+    content = random.Random(1).randbytes(36 << 20)
+    path = tmp_path_factory.mktemp("big") / "big.safetensors"
+    return write_safetensors(path, {"w": ("BF16", (len(content) // 2,), content)})
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of temporary files, which are gone when a call has ended."""
+    place = tmp_path / "tmp"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    return place
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def command(*arguments: object, cwd: Path, code: int = 0) -> str:
+    words = [sys.executable, "-m", "df11", *map(str, arguments)]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=own, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def objects(prefix: str) -> dict[str, bytes]:
+    """The objects of the bucket below a prefix."""
+    import boto3
+
+    client: Any = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    found = client.list_objects_v2(Bucket="models", Prefix=prefix).get("Contents", [])
+    keys = [each["Key"] for each in found]
+    read = {key: client.get_object(Bucket="models", Key=key)["Body"].read() for key in keys}
+    return {key.removeprefix(prefix).strip("/"): content for key, content in read.items()}
+
+
+def unfinished() -> list[Any]:
+    """The uploads that nobody has ended."""
+    import boto3
+
+    client: Any = boto3.client("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"])
+    found: list[Any] = client.list_multipart_uploads(Bucket="models").get("Uploads", [])
+    return found
+
+
+def test_a_bucket_is_compressed_as_its_files_are(
+    bucket: str, model: Path, tmp_path: Path, place: Path
+) -> None:
+    upload(bucket, model, "source/bf16")
+    df11.compress(model, tmp_path / "near", progress=False)
+    df11.compress("s3://models/source/bf16", tmp_path / "far", progress=False)
+    assert files(tmp_path / "far") == files(tmp_path / "near")
+    found = df11.estimate("s3://models/source/bf16", tmp_path / "far", progress=False)
+    assert found == df11.estimate(model, tmp_path / "far", progress=False)
+    assert {path for path, _ in found.left_out} == {"pytorch_model.bin", ".gitattributes"}
+    command("compress", "s3://models/source/bf16/", "--no-card", cwd=tmp_path)
+    assert files(tmp_path / "bf16-df11") == files(tmp_path / "near")
+    name = "model-00002-of-00002"
+    command("compress", f"s3://models/source/bf16/{name}.safetensors", cwd=tmp_path)
+    assert set(df11.open(tmp_path / f"{name}.df11")) == set(list(SAMPLE)[3:])
+    told = command("estimate", "s3://models/source/bf16", "--exponent-bits", "2.6", cwd=tmp_path)
+    assert "nothing written" in told
+    command("compress", "s3://models/source/bf16", "--all-files", cwd=tmp_path)
+    df11.decompress(tmp_path / "bf16.df11", tmp_path / "back", progress=False)
+    hidden = {".gitattributes"}
+    assert files(tmp_path / "back").keys() == files(model).keys() - hidden
+    assert list(place.iterdir()) == []
+
+
+def test_fetching_and_uploading_show_progress(bucket: str, big: Path, tmp_path: Path) -> None:
+    put(f"{bucket}/models/shown/big.safetensors", big.read_bytes())
+    seen: dict[str, set[int]] = {}
+
+    def show(stage: str, done: int, total: int) -> None:
+        assert done <= total
+        seen.setdefault(stage, set()).add(total)
+
+    name = "s3://models/shown/big.df11"
+    df11.compress("s3://models/shown/big.safetensors", name, progress=show)
+    assert seen["fetch"] == {big.stat().st_size}
+    assert seen["upload"] == {len(objects("shown/big.df11")[""])}
+
+
+def test_what_is_no_source_is_named(
+    bucket: str, model: Path, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df11.compress(model, tmp_path / "near", progress=False)
+    upload(bucket, tmp_path / "near", "no/compressed")
+    for name in ("s3://models/no/compressed", "s3://models/no/compressed/x.df11"):
+        with pytest.raises(df11.ParameterError, match=rf"{name} is already compressed"):
+            df11.compress(name, tmp_path / "out", progress=False)
+    with pytest.raises(df11.ParameterError, match="s3://models/no/thing holds no safetensors"):
+        df11.estimate("s3://models/no/thing", progress=False)
+    put(f"{bucket}/models/no/bad/x.safetensors", b"\xff" * 100)
+    with pytest.raises(df11.CorruptError, match=r"x\.safetensors"):
+        df11.compress("s3://models/no/bad", tmp_path / "out", progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["near", "tmp"]
+    assert list(place.iterdir()) == []
+
+
+def test_the_cache_of_the_hub_comes_first(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    hub.repositories["org/bf16"] = Repository(model)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def compressed(out: str) -> dict[str, bytes]:
+        df11.compress("hf://org/bf16", tmp_path / out, progress=False)
+        return files(tmp_path / out)
+
+    df11.compress(model, tmp_path / "near", progress=False)
+    near = files(tmp_path / "near")
+    assert compressed("asked") == near and hub.downloaded()
+    fill_cache(tmp_path / "hub/models--org--bf16", model)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert compressed("cached") == near and hub.asked == []
+    told = command("compress", "hf://org/bf16", "-o", "told", cwd=tmp_path)
+    assert "told" in told and "org/bf16" in (tmp_path / "told/README.md").read_text()
+    (tmp_path / "hub/models--org--bf16/snapshots/0123/model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(df11.ParameterError, match="HF_HUB_OFFLINE"):
+        compressed("partial")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert compressed("again") == near and hub.downloaded()
+
+
+def test_an_output_in_a_bucket(bucket: str, model: Path, tmp_path: Path, place: Path) -> None:
+    df11.compress(model, tmp_path / "near", progress=False)
+    near = files(tmp_path / "near")
+    name = "s3://models/out/model-df11"
+    df11.compress(model, name, progress=False)
+    assert objects("out/model-df11") == near
+    with pytest.raises(df11.ParameterError, match=rf"{name}.*exists"):
+        df11.compress(model, name, progress=False)
+    # What is replaced is an earlier output, and all of it.
+    one = tmp_path / "one"
+    one.mkdir()
+    write_safetensors(one / "other.safetensors", SAMPLE)
+    text = command("compress", one, "-o", name, "--force", "--no-card", cwd=tmp_path)
+    assert name in text and f'df11.open("{name}")' in text
+    assert objects("out/model-df11").keys() == {"other.df11"}
+    put(f"{bucket}/models/out/model-df11/mine.txt", b"mine")
+    text = command("compress", one, "-o", name, "--force", cwd=tmp_path, code=2)
+    assert f"{name}/mine.txt is no earlier output" in text
+    df11.convert(name, "s3://models/out/all.df11", layout="gap", progress=False)
+    assert df11.verify("s3://models/out/all.df11", progress=False).unchecked == ()
+    with pytest.raises(df11.ParameterError, match="exists"):
+        df11.convert(name, "s3://models/out/all.df11", progress=False)
+    df11.convert(name, "s3://models/out/all.df11", overwrite=True, progress=False)
+    assert list(place.iterdir()) == []
+
+
+def test_outputs_that_are_refused(tmp_path: Path, model: Path) -> None:
+    for name, remedy in {
+        "https://me:secret@host/model": "tool of the server",
+        "hf://org/name": "hf upload",
+    }.items():
+        with pytest.raises(df11.ParameterError, match=remedy) as caught:
+            df11.compress(model, name, progress=False)
+        assert "secret" not in str(caught.value)
+    df11.compress(model, tmp_path / "near", progress=False)
+    with pytest.raises(df11.ParameterError, match="s3://models/x is not on this machine"):
+        df11.decompress(tmp_path / "near", "s3://models/x", progress=False)
+    assert not list(Path().glob("s3:*"))
+
+
+Choose = Callable[[str, str, int], int | None]
+
+
+@pytest.fixture
+def proxied(bucket: str, monkeypatch: pytest.MonkeyPatch) -> Proxy:
+    proxy = Proxy(bucket)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    return proxy
+
+
+def test_faults_that_pass_are_repaired(proxied: Proxy, big: Path, tmp_path: Path) -> None:
+    """Each request is refused, or its connection cut, the first time."""
+    seen: set[str] = set()
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        if path in seen:
+            return None
+        seen.add(path)
+        return 503 if number % 2 else 0
+
+    proxied.choose = choose
+    df11.compress(big, "s3://models/faults/big.df11", progress=False)
+    assert sum("partNumber=" in path for path in seen) >= 2, seen
+    df11.compress(big, tmp_path / "near.df11", progress=False)
+    proxied.choose = lambda *_: None
+    assert objects("faults/big.df11") == {"": (tmp_path / "near.df11").read_bytes()}
+    assert unfinished() == []
+
+
+@pytest.mark.parametrize("kind", ["partNumber=2", "uploadId", "?uploads", "config.json"])
+def test_a_fault_that_lasts_leaves_nothing(
+    proxied: Proxy, model: Path, big: Path, place: Path, kind: str
+) -> None:
+    def choose(method: str, path: str, number: int) -> int | None:
+        is_it = kind in path and method in ("PUT", "POST")
+        return 403 if is_it and not (kind == "uploadId" and "partNumber" in path) else None
+
+    proxied.choose = choose
+    source, name = (model, "lasts/m") if "config" in kind else (big, "lasts/big.df11")
+    with pytest.raises(df11.IoError, match=rf"s3://models/{name}.*credentials"):
+        df11.compress(source, f"s3://models/{name}", progress=False)
+    proxied.choose = lambda *_: None
+    assert (objects("lasts"), unfinished(), list(place.iterdir())) == ({}, [], [])
+
+
+def test_somebody_else_is_faster(proxied: Proxy, bucket: str, model: Path) -> None:
+    """What was put there meanwhile stays, and nothing of ours."""
+    done = []
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        if method == "PUT" and path.endswith("config.json") and not done:
+            done.append(put(f"{bucket}/models/race/m/config.json", b"theirs"))
+        return None
+
+    proxied.choose = choose
+    with pytest.raises(df11.ParameterError, match=r"s3://models/race/m/config\.json.*exists"):
+        df11.compress(model, "s3://models/race/m", progress=False)
+    assert objects("race") == {"m/config.json": b"theirs"}
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_an_upload(
+    proxied: Proxy, big: Path, tmp_path: Path, place: Path, how: int
+) -> None:
+    proxied.stall = lambda path: "partNumber=2" in path
+    words = [sys.executable, "-m", "df11", "compress", str(big), "-o", "s3://models/signal/x.df11"]
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, cwd=tmp_path, env=own) as run:
+        assert proxied.stalled.wait(120)
+        begin = time.monotonic()
+        run.send_signal(how)
+        _, err = run.communicate(timeout=60)
+        assert time.monotonic() - begin < 20
+    proxied.goes_on.set()
+    assert run.returncode == 128 + how, err
+    assert (objects("signal"), unfinished(), list(place.iterdir())) == ({}, [], [])
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind", "at"),
+    [("verify", "df11", "config.json"), ("estimate", "bf16", "00002.safetensors")],
+)
+def test_the_next_run_removes_what_a_killed_one_fetched(
+    proxied: Proxy, model: Path, tmp_path: Path, place: Path, verb: str, kind: str, at: str
+) -> None:
+    """Side files of a container, and a source."""
+    df11.compress(model, tmp_path / "near", progress=False)
+    name = f"s3://models/killed/{kind}"
+    upload(proxied.to, tmp_path / "near" if kind == "df11" else model, f"killed/{kind}")
+    proxied.stall = lambda path: path.endswith(at)
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "df11", verb, name]
+    with subprocess.Popen(words, cwd=tmp_path, env=own) as run:
+        assert proxied.stalled.wait(60)
+        run.kill()
+    proxied.goes_on.set()
+    proxied.stall = lambda _: False
+    [left] = place.iterdir()
+    assert str(left) in command("doctor", cwd=tmp_path)
+    assert command(verb, name, cwd=tmp_path)
+    assert list(place.iterdir()) == []
+
+
+def test_credentials_that_expire_are_not_told(bucket: str, model: Path) -> None:
+    send("POST", f"{bucket}/moto-api/reset-auth", b"0")
+    try:
+        with pytest.raises(df11.IoError) as caught:
+            df11.compress(model, "s3://models/expired/m", progress=False)
+    finally:
+        send("POST", f"{bucket}/moto-api/reset-auth", b"inf")
+    text = str(caught.value)
+    assert "s3://models/expired/m" in text and "credentials" in text, text
+    assert "test-key" not in text and "test-secret-value" not in text, text

@@ -1,0 +1,195 @@
+//! Chunks from beyond a network on a local disk, for later runs and for other processes. Off unless
+//! somebody names a folder.
+//!
+//! ```text
+//! FOLDER/IDENTITY/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
+//! ```
+//! A file appears whole, by a rename, and is checked whenever it is read: one that is damaged is
+//! removed, and the chunk is fetched again. What was used longest ago goes first. The crate
+//! `cacache` would bring its own hashes, index and runtime, and bounds nothing.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+    sync::{Mutex, OnceLock},
+    time::SystemTime,
+};
+
+use crate::{
+    Error, Result,
+    io::read_regular,
+    parallel,
+    temporary::{file_beside, remove_leftovers},
+};
+
+/// Bytes of a cache whose size nobody has said.
+const DEFAULT_BYTES: u64 = 64 << 30;
+/// Bytes that a process adds before it counts what others have added.
+const UNCOUNTED_BYTES: u64 = 64 << 20;
+/// A cache that is full is emptied to this share, in percent.
+const LEFT_PERCENT: u64 = 90;
+const ENDING: &str = "chunk";
+
+/// Which chunk: of this model, in this shard, with this number and this checksum.
+pub(super) struct ChunkKey<'a> {
+    pub(super) identity: &'a [u8; 32],
+    pub(super) shard: u64,
+    pub(super) chunk: usize,
+    pub(super) checksum: u32,
+}
+
+/// A folder of chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CacheFolder {
+    pub(crate) folder: PathBuf,
+    /// Bytes that it may have.
+    pub(crate) most: u64,
+}
+
+static CHOSEN: OnceLock<CacheFolder> = OnceLock::new();
+
+/// Chooses the cache of this process, for models that are opened without one of their own. The
+/// first choice stays. `None` bytes stand for 64 GiB.
+pub fn choose_cache(folder: &Path, most: Option<u64>) {
+    let most = most.unwrap_or(DEFAULT_BYTES);
+    let _ = CHOSEN.set(CacheFolder { folder: folder.to_owned(), most });
+}
+
+impl CacheFolder {
+    /// The cache that the process or the environment has: `DF11_CACHE` and `DF11_CACHE_BYTES`.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] for a number that is none.
+    pub(super) fn chosen() -> Result<Option<Self>> {
+        if let Some(chosen) = CHOSEN.get() {
+            return Ok(Some(chosen.clone()));
+        }
+        let Some(folder) = env::var_os("DF11_CACHE").filter(|folder| !folder.is_empty()) else {
+            return Ok(None);
+        };
+        let most = match env::var("DF11_CACHE_BYTES") {
+            Err(_) => DEFAULT_BYTES,
+            Ok(text) => text.parse().map_err(|_| {
+                let problem = format!("DF11_CACHE_BYTES is {text:?}");
+                Error::parameter(problem, "set it to a number of bytes")
+            })?,
+        };
+        Ok(Some(Self { folder: folder.into(), most }))
+    }
+}
+
+/// An open cache.
+#[derive(Debug)]
+pub(super) struct Cache {
+    place: CacheFolder,
+    count: Mutex<Count>,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    /// Bytes when all files were counted, and those that this process has added since.
+    counted: u64,
+    added: u64,
+}
+
+impl Cache {
+    /// Makes the folder if it is missing, and removes from it what is too much.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if it cannot be made or listed.
+    pub(super) fn open(place: CacheFolder) -> Result<Self> {
+        let folder = &place.folder;
+        fs::create_dir_all(folder).map_err(|error| Error::io("creating", folder, error))?;
+        let cache = Self { place, count: Mutex::default() };
+        cache.sweep(&mut parallel::lock(&cache.count))?;
+        Ok(cache)
+    }
+
+    fn path_of(&self, key: &ChunkKey<'_>) -> PathBuf {
+        let identity = blake3::Hash::from_bytes(*key.identity).to_hex();
+        let name = format!("{}-{}-{:08x}.{ENDING}", key.shard, key.chunk, key.checksum);
+        self.place.folder.join(&identity[..]).join(name)
+    }
+
+    /// The bytes of a chunk of this length, if they are here and right.
+    pub(super) fn find(&self, key: &ChunkKey<'_>, length: u64) -> Option<Vec<u8>> {
+        let path = self.path_of(key);
+        let bytes = read_regular(&path, length).ok();
+        let is_right = |bytes: &Vec<u8>| {
+            bytes.len() as u64 == length && crc32fast::hash(bytes) == key.checksum
+        };
+        if let Some(bytes) = bytes.filter(is_right) {
+            let touched = File::options().append(true).open(&path);
+            let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
+            return Some(bytes);
+        }
+        // Another process may have put the right bytes there meanwhile: then they are fetched
+        // once more.
+        let _ = fs::remove_file(&path);
+        None
+    }
+
+    /// Whether a chunk seems to be here, by its name alone.
+    pub(super) fn has(&self, key: &ChunkKey<'_>) -> bool {
+        self.path_of(key).exists()
+    }
+
+    /// Keeps a chunk. A disk that is full or fails costs a later run its time, and nothing else.
+    pub(super) fn add(&self, key: &ChunkKey<'_>, bytes: &[u8]) {
+        let length = bytes.len() as u64;
+        if length > self.place.most {
+            return;
+        }
+        let mut count = parallel::lock(&self.count);
+        if (count.added >= UNCOUNTED_BYTES
+            || count.counted + count.added + length > self.place.most)
+            && self.sweep(&mut count).is_err()
+        {
+            return;
+        }
+        if write(&self.path_of(key), bytes).is_some() {
+            count.added += length;
+        }
+    }
+
+    /// Counts all chunks; of too many, those go that were used longest ago.
+    fn sweep(&self, count: &mut Count) -> Result<()> {
+        let listing = |error| Error::io("listing", &self.place.folder, error);
+        let mut all = Vec::new();
+        for folder in fs::read_dir(&self.place.folder).map_err(listing)? {
+            let folder = folder.map_err(listing)?.path();
+            let _ = remove_leftovers(&folder);
+            // Another process may have removed it.
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                let is_chunk = entry.path().extension().is_some_and(|ending| ending == ENDING);
+                if let (true, Ok(found)) = (is_chunk, entry.metadata()) {
+                    all.push((found.modified().ok(), found.len(), entry.path()));
+                }
+            }
+        }
+        let mut bytes: u64 = all.iter().map(|(_, length, _)| length).sum();
+        if bytes + UNCOUNTED_BYTES.min(self.place.most / 10) > self.place.most {
+            all.sort_unstable();
+            let left = self.place.most / 100 * LEFT_PERCENT;
+            for (_, length, path) in all {
+                if bytes <= left {
+                    break;
+                }
+                if fs::remove_file(path).is_ok() {
+                    bytes -= length;
+                }
+            }
+        }
+        *count = Count { counted: bytes, added: 0 };
+        Ok(())
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Option<()> {
+    let mut temporary = file_beside(path).ok()?;
+    temporary.file.write_all(bytes).ok()?;
+    temporary.file.persist(path).ok()?;
+    Some(())
+}

@@ -1,0 +1,79 @@
+//! Reading through the cache of chunks, and whole containers.
+
+use std::ops::Range;
+
+use super::{cache::ChunkKey, shard::Shard};
+use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
+
+/// Bytes that are copied at once of a container that goes to memory.
+const WHOLE_PART_BYTES: u64 = 8 << 20;
+
+impl Shard {
+    fn key(&self, chunk: usize) -> ChunkKey<'_> {
+        let record = &self.directory().shard;
+        ChunkKey {
+            identity: &record.identity,
+            shard: record.shard_index.get(),
+            chunk,
+            checksum: self.directory().checksums[chunk].get(),
+        }
+    }
+
+    /// A chunk from the cache or from beyond a network, checked.
+    pub(super) fn brought_chunk(&self, chunk: usize) -> Result<Vec<u8>> {
+        let Some(cache) = &self.cache else { return self.fetched_chunk(chunk) };
+        let (key, range) = (self.key(chunk), &self.chunks[chunk]);
+        if let Some(bytes) = cache.find(&key, range.end - range.start) {
+            self.accept_checksum(chunk, key.checksum)?;
+            return Ok(bytes);
+        }
+        let bytes = self.fetched_chunk(chunk)?;
+        cache.add(&key, &bytes);
+        Ok(bytes)
+    }
+
+    /// The parts of these ranges that no chunk of the cache has.
+    pub(super) fn not_cached(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+        let Some(cache) = &self.cache else { return ranges };
+        let mut parts = Vec::new();
+        for range in ranges {
+            let mut at = range.start;
+            for chunk in self.chunks_of(&range).filter(|&chunk| cache.has(&self.key(chunk))) {
+                let Range { start, end } = self.chunks[chunk];
+                parts.extend((at < start).then_some(at..start));
+                at = end;
+            }
+            parts.extend((at < range.end).then_some(at..range.end));
+        }
+        parts
+    }
+
+    /// All bytes of the container. Chunks are checked as far as there is a cache.
+    pub(super) fn read_whole(&self) -> Result<Vec<u8>> {
+        let length = self.file_length();
+        let _ahead = self.expect(&self.not_cached(vec![0..length]));
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(length as usize).map_err(|_| {
+            let problem = format!("{} takes {length} bytes of memory", self.path().display());
+            Error::parameter(problem, "fetch the container to a disk, and open it there")
+        })?;
+        let chunks = if self.cache.is_some() { &self.chunks[..] } else { &[] };
+        for (index, chunk) in chunks.iter().enumerate() {
+            self.append_until(chunk.start, &mut bytes)?;
+            bytes.extend_from_slice(&self.brought_chunk(index)?);
+        }
+        self.append_until(length, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Reads what follows the bytes that are here.
+    fn append_until(&self, end: u64, bytes: &mut Vec<u8>) -> Result<()> {
+        let rest = bytes.len() as u64..end;
+        parallel::cut(rest, WHOLE_PART_BYTES, CHECKSUM_CHUNK_BYTES).try_for_each(|part| {
+            bytes.resize(part.end as usize, 0);
+            self.reader
+                .read_exact_at(part.start, &mut bytes[part.start as usize..])
+                .map_err(|error| Error::io("reading", self.path(), error))
+        })
+    }
+}

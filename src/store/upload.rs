@@ -1,0 +1,258 @@
+//! Putting files into a store: large ones in parts, several at once, and whole or not at all.
+
+use std::{
+    io, mem,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use object_store::{
+    MultipartId, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    multipart::{MultipartStore, PartId},
+    path::Path,
+};
+use tokio::time;
+
+use super::{
+    fault::Fault,
+    fetch::{FailedTries, ObjectSource, Patience},
+    interrupt,
+    object::{wait, wait_watched},
+    runtime,
+};
+use crate::{
+    Error, Result,
+    io::{FileReader, ReadAt as _},
+    parallel,
+};
+
+/// Bytes of a part, at least; a store takes up to [`MOST_PARTS`].
+const PART_BYTES: u64 = 16 << 20;
+const MOST_PARTS: u64 = 10_000;
+/// Parts of one object that are sent at once.
+const AT_ONCE: usize = 6;
+/// How long sending one part may take, in times of the patience for an answer.
+const STALLS: u32 = 10;
+
+/// A store that takes objects.
+pub(super) trait Store: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> Store for T {}
+
+/// An object that is put.
+#[derive(Clone)]
+struct Upload {
+    store: Arc<dyn Store>,
+    path: Path,
+    patience: Patience,
+    file: Arc<FileReader>,
+    /// Whether it may take the place of another.
+    overwrite: bool,
+    sent: Arc<AtomicU64>,
+}
+
+/// Where an object is put.
+pub(super) struct UploadTarget {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) path: Path,
+    pub(super) patience: Patience,
+    /// For errors.
+    pub(super) name: String,
+}
+
+impl UploadTarget {
+    /// Puts a file there. Tells how many bytes more were sent, and ends if the answer to that is an
+    /// error. An object that is there is replaced only with `overwrite`.
+    ///
+    /// # Errors
+    /// [`Error::Exists`]; [`Error::Io`]; [`Error::Cancelled`]; that of `advance`.
+    pub(super) fn put(
+        self,
+        file: &std::path::Path,
+        overwrite: bool,
+        mut advance: impl FnMut(u64) -> Result<()>,
+    ) -> Result<()> {
+        let file = Arc::new(FileReader::open(file)?);
+        let Self { store, path, patience, name } = self;
+        let upload = Upload { store, path, patience, file, overwrite, sent: Arc::default() };
+        let (mut stopped, mut told) = (None, 0);
+        let mut tell = || {
+            let now = upload.sent.load(Ordering::Relaxed);
+            let more = now - mem::replace(&mut told, now);
+            advance(more).map_err(|error| {
+                stopped = Some(error);
+                io::Error::from(io::ErrorKind::Interrupted)
+            })
+        };
+        let put = upload.put(&mut tell).and_then(|()| tell());
+        put.map_err(|error| match (stopped, error.kind()) {
+            (Some(stopped), _) => stopped,
+            (None, io::ErrorKind::AlreadyExists) => Error::Exists { path: name },
+            (None, _) => Error::io("uploading", name, error),
+        })
+    }
+
+    /// Removes the object.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn remove(self) -> Result<()> {
+        let Self { store, path, patience, name } = self;
+        let work = async move {
+            retry(patience, || async { store.delete(&path).await.map_err(Fault::from) }).await
+        };
+        unhurried(patience, work).map_err(|error| Error::io("removing", name, error))
+    }
+}
+
+impl Upload {
+    fn put(&self, tell: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
+        if self.file.size() <= PART_BYTES {
+            let this = self.clone();
+            return watched(tell, async move { this.put_small().await });
+        }
+        let this = self.clone();
+        let id = watched(tell, async move {
+            let create = || async { this.store.create_multipart(&this.path).await };
+            retry(this.patience, || async { create().await.map_err(Fault::from) }).await
+        })?;
+        let (this, of) = (self.clone(), id.clone());
+        let put = watched(tell, async move { this.put_parts(of).await });
+        if put.is_err() {
+            // Stores keep the parts of an upload that nobody ends, and have them paid for.
+            let this = self.clone();
+            let _ = unhurried(self.patience, async move {
+                let aborted = this.store.abort_multipart(&this.path, &id).await;
+                aborted.map_err(io::Error::other)
+            });
+        }
+        put
+    }
+
+    async fn put_small(&self) -> io::Result<()> {
+        let payload = self.read(0..self.file.size())?;
+        let mode = if self.overwrite { PutMode::Overwrite } else { PutMode::Create };
+        let put = || async {
+            let options = PutOptions::from(mode.clone());
+            let sent = self.store.put_opts(&self.path, payload.clone(), options);
+            self.in_time(sent).await.map(drop)
+        };
+        retry(self.patience, put).await?;
+        self.sent.fetch_add(self.file.size(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn put_parts(&self, id: MultipartId) -> io::Result<()> {
+        let size = self.file.size();
+        let each = PART_BYTES.max(size.div_ceil(MOST_PARTS));
+        let parts = parallel::cut(0..size, each, 1).enumerate();
+        let put = parts.map(|(at, range)| self.put_part(&id, at, range));
+        let parts: Vec<PartId> = stream::iter(put).buffered(AT_ONCE).try_collect().await?;
+        if !self.overwrite && self.length().await?.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let complete = || async {
+            let done = self.store.complete_multipart(&self.path, &id, parts.clone());
+            self.in_time(done).await.map(drop)
+        };
+        match retry(self.patience, complete).await {
+            // The answer to an earlier try may have been lost.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.length().await? {
+                Some(length) if length == size => Ok(()),
+                _ => Err(error),
+            },
+            done => done,
+        }
+    }
+
+    async fn put_part(&self, id: &MultipartId, at: usize, range: Range<u64>) -> io::Result<PartId> {
+        let (payload, length) = (self.read(range.clone())?, range.end - range.start);
+        let put = || async {
+            let sent = self.store.put_part(&self.path, id, at, payload.clone());
+            self.in_time(sent).await
+        };
+        let part = retry(self.patience, put).await?;
+        self.sent.fetch_add(length, Ordering::Relaxed);
+        Ok(part)
+    }
+
+    fn read(&self, range: Range<u64>) -> io::Result<PutPayload> {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        self.file.read_exact_at(range.start, &mut bytes)?;
+        Ok(bytes.into())
+    }
+
+    /// The length of the object that is there.
+    async fn length(&self) -> io::Result<Option<u64>> {
+        let found = retry(self.patience, || async {
+            self.in_time(self.store.head(&self.path)).await.map(|found| found.size)
+        });
+        match found.await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, Fault> {
+        let most = self.patience.stall.saturating_mul(STALLS);
+        let late = |_| Fault::passing(io::ErrorKind::TimedOut, "the server took too long");
+        Ok(time::timeout(most, work).await.map_err(late)??)
+    }
+}
+
+/// Waits, and tells meanwhile what was sent.
+fn watched<T: Send + 'static>(
+    tell: &mut dyn FnMut() -> io::Result<()>,
+    work: impl Future<Output = io::Result<T>> + Send + 'static,
+) -> io::Result<T> {
+    let handle = runtime::handle().map_err(io::Error::other)?;
+    wait_watched(handle, work, || interrupt::check().and_then(|()| tell()))
+}
+
+async fn retry<T, F>(patience: Patience, attempt: impl Fn() -> F) -> io::Result<T>
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    let mut failed = FailedTries::none(patience);
+    loop {
+        match attempt().await {
+            Ok(found) => return Ok(found),
+            Err(fault) => failed.add(fault).await?,
+        }
+    }
+}
+
+/// Waits also if the process is asked to stop, since this cleans up; but not for long.
+fn unhurried<T: Send + 'static>(
+    patience: Patience,
+    work: impl Future<Output = io::Result<T>> + Send + 'static,
+) -> io::Result<T> {
+    const MOST: Duration = Duration::from_secs(10);
+    let handle = runtime::handle().map_err(io::Error::other)?;
+    let most = MOST.min(patience.stall);
+    let work = async move {
+        time::timeout(most, work).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    };
+    wait_watched(handle, work, || Ok(()))
+}
+
+/// The length of an object, if it is there.
+pub(super) fn length_of(source: &ObjectSource) -> io::Result<Option<u64>> {
+    let (store, path, patience) = (Arc::clone(&source.store), source.path.clone(), source.patience);
+    let handle = runtime::handle().map_err(io::Error::other)?;
+    let found = wait(handle, async move {
+        retry(patience, || async { Ok(store.head(&path).await?.size) }).await
+    });
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
+}

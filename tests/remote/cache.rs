@@ -1,0 +1,153 @@
+//! Chunks on a local disk: read instead of the network, checked, bounded, shared by processes.
+
+use std::{fs, path::Path, time::SystemTime};
+
+use df11::{Dtype, OpenOptions};
+
+use crate::{
+    Fixture,
+    container::{Item, Model, normal_weights},
+    files::files,
+    patient,
+    reads::large,
+    server::{Answer, Server},
+};
+
+const CHUNK: u64 = 1 << 20;
+
+fn cached(folder: &Path) -> OpenOptions {
+    patient().cache(folder, 1 << 30)
+}
+
+/// Decodes all tensors, and compares them with those on the disk.
+fn read(fixture: &Fixture, options: &OpenOptions) {
+    let model = options.open(fixture.url()).unwrap();
+    for (far, near) in model.tensors().zip(fixture.local.tensors()) {
+        assert_eq!(far.decode::<u8>().unwrap(), near.decode::<u8>().unwrap(), "{}", far.name());
+    }
+}
+
+fn holds_chunks_alone(folder: &Path) -> bool {
+    files(folder).keys().all(|path| Path::new(path).extension() == Some("chunk".as_ref()))
+}
+
+/// Bytes that the server sent since it was last asked.
+fn sent(server: &Server) -> u64 {
+    server.requests().iter().map(|request| request.sent).sum()
+}
+
+#[test]
+fn a_second_run_fetches_the_directory_alone() {
+    let (place, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = place.path().join("large.df11");
+    fs::write(&path, large()).unwrap();
+    let fixture = Fixture::of(place, &path);
+    fixture.open().unwrap();
+    let opening = sent(&fixture.server);
+    let options = cached(folder.path());
+    read(&fixture, &options);
+    assert!(sent(&fixture.server) > fixture.bytes.len() as u64 / 2);
+    for options in [options.clone(), options.in_memory(true)] {
+        read(&fixture, &options);
+        // Whole containers have bytes between their sections too.
+        let more = sent(&fixture.server) - opening;
+        assert!(more < opening + (256 << 10), "{more}");
+    }
+    assert!(holds_chunks_alone(folder.path()));
+}
+
+#[test]
+fn whole_containers_fill_the_cache_too() {
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
+    let options = cached(folder.path());
+    read(&fixture, &options.clone().in_memory(true));
+    fixture.server.requests();
+    fixture.server.answer(|request| {
+        // The directory, and nothing else.
+        if request.number < 2 { Answer::Right } else { Answer::Status(403) }
+    });
+    read(&fixture, &options);
+}
+
+#[test]
+fn damaged_chunks_are_fetched_again() {
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
+    let options = cached(folder.path());
+    read(&fixture, &options);
+    let whole = files(folder.path());
+    for (at, path) in whole.keys().enumerate() {
+        let (path, mut bytes) = (folder.path().join(path), whole[path].clone());
+        match at % 3 {
+            0 => bytes.truncate(bytes.len() / 2),
+            1 => bytes.push(0),
+            _ => bytes[0] ^= 1,
+        }
+        fs::write(path, bytes).unwrap();
+    }
+    read(&fixture, &options);
+    assert!(sent(&fixture.server) > 0);
+    assert_eq!(files(folder.path()), whole);
+    // A folder in the place of a file: the bytes come from the network.
+    let first = folder.path().join(whole.keys().next().unwrap());
+    fs::remove_file(&first).unwrap();
+    fs::create_dir(&first).unwrap();
+    read(&fixture, &options);
+}
+
+#[test]
+fn what_was_used_longest_ago_goes_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = |seed| normal_weights(1024 * 768, seed);
+    let item = |at| Item::raw(&format!("t{at:02}"), Dtype::BF16, &[1024, 768], weights(at));
+    let items: Vec<_> = (0..12).map(item).collect();
+    let bytes = Model::new(&items, &[]).build();
+    let server = Server::new([("m/x.df11".to_owned(), bytes)].into());
+    let most = 8 * CHUNK;
+    let options = patient().cache(folder.path(), most);
+    let size = || files(folder.path()).values().map(Vec::len).sum::<usize>() as u64;
+    let model = options.open(server.url("m/x.df11")).unwrap();
+    for tensor in model.tensors() {
+        tensor.decode::<u8>().unwrap();
+        assert!(size() <= most, "{}", size());
+    }
+    assert!(size() > most / 2, "{}", size());
+    let old = SystemTime::UNIX_EPOCH;
+    let all = files(folder.path());
+    let used = all.keys().next_back().unwrap();
+    for path in all.keys().filter(|path| *path != used) {
+        let file = fs::File::options().append(true).open(folder.path().join(path)).unwrap();
+        file.set_modified(old).unwrap();
+    }
+    patient().cache(folder.path(), 2 * CHUNK).open(server.url("m/x.df11")).unwrap();
+    assert!(size() <= 2 * CHUNK && folder.path().join(used).exists());
+    let none = patient().cache(folder.path().join("a/b"), 0);
+    none.open(server.url("m/x.df11")).unwrap().tensors().next().unwrap().decode::<u8>().unwrap();
+    assert!(files(&folder.path().join("a")).is_empty());
+}
+
+#[test]
+fn many_readers_share_a_cache() {
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
+    std::thread::scope(|scope| {
+        for reader in 0..6 {
+            let (fixture, folder) = (&fixture, &folder);
+            scope.spawn(move || {
+                for _ in 0..5 {
+                    // Some have room for a part of it.
+                    let most = if reader % 2 == 0 { 1 << 30 } else { 200 << 10 };
+                    read(fixture, &patient().cache(folder.path(), most));
+                }
+            });
+        }
+    });
+    assert!(holds_chunks_alone(folder.path()));
+}
+
+#[test]
+fn a_folder_that_cannot_be_is_named() {
+    let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let text = cached(&file).open(fixture.url()).unwrap_err().to_string();
+    assert!(text.contains(file.to_str().unwrap()), "{text}");
+}
