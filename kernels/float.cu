@@ -29,6 +29,8 @@ KERNELS(f32, F32)
 KERNELS(f32_of_f16, F32OfF16)
 KERNELS(f32_of_bf16, F32OfBf16)
 
+#define SPLIT(F) {F::BYTES, F::EXPONENT, F::KEPT}
+
 // Values that the host needs, the last ones for each kernel; src/gpu/module.rs has the same fields.
 struct Constants {
     struct {
@@ -42,11 +44,8 @@ struct Constants {
     u32 most_warps[7] = {WARPS<E4m3>, WARPS<E5m2>,     WARPS<F16>,      WARPS<Bf16OfE4m3>,
                          WARPS<F32>,  WARPS<F32OfF16>, WARPS<F32OfBf16>};
     // How each float is split: bytes, bits of the exponent, kept bits.
-    u32 splits[7][3] = {
-#define SPLIT(F) {F::BYTES, F::EXPONENT, F::KEPT}
-        SPLIT(E4m3), SPLIT(E5m2), SPLIT(F16), SPLIT(Bf16OfE4m3),
-        SPLIT(F32), SPLIT(F32OfF16), SPLIT(F32OfBf16),
-    };
+    u32 splits[7][3] = {SPLIT(E4m3), SPLIT(E5m2),     SPLIT(F16),      SPLIT(Bf16OfE4m3),
+                        SPLIT(F32),  SPLIT(F32OfF16), SPLIT(F32OfBf16)};
 };
 extern "C" {
 __constant__ Constants df11_float_constants = {};

@@ -1,9 +1,11 @@
-// Decodes the `tile` layout (spec/format.md 6.4) and that of other floats (6.5): any set of tensors,
-// element ranges, or columns of rows in one launch. Kernels for BF16: tile.cu; for others: float.cu.
+// Decodes the layouts `tile` (spec/format.md 6.4) and `float` (6.5): any set of tensors of one
+// float, element ranges, or columns of rows in one launch. Kernels of BF16 are in tile.cu, those of
+// others in float.cu.
 //
 //   tile      8192 weights: 32 rows x 256 columns of a matrix, or 8192 in a row; 32 lanes, each
 //             with its own stretch of bits
-//   unit      8 neighbouring weights: four codes of pairs; of BF16 8 plane bytes, one 16-byte store
+//   unit      8 neighbouring weights: four codes of pairs, and a plane byte for each kept bit of a
+//             weight; BF16 has 8 and one 16-byte store
 //   band      8 units per lane: 8 rows x 256 columns of a matrix, or a quarter of the spec's band
 //             if 8192 weights are in a row; a tile has 4 bands
 //
@@ -20,11 +22,13 @@
 //             1 look up  reads the record, 32 bytes: where the bits start, how many each lane has;
 //                        forms the prefix sum over the lanes
 //             2 stage    brings the tile's bits to shared memory by cp.async, and the plane to
-//                        registers, 16 bytes per lane, PREFETCH loads ahead
+//                        registers, two units per lane, PREFETCH loads ahead
 //             3 decode   takes four look-ups of 12 bits from a window of 62 bits; entries have both
-//                        exponents at their places in BF16
-//             4 store    writes a band at a time: 8 stores one after the other, so that the 512
-//                        bytes of a row leave together
+//                        exponents at their places in the weights
+//             4 store    writes a band at a time, or half of one if weights have 32 bits: 4 or 8
+//                        stores of 16 bytes one after the other, so that the 256 or 512 bytes of a
+//                        row leave together. Two neighbouring lanes exchange words for that if
+//                        weights have 8 or 32 bits
 //             Tiles that do not exist whole or are not wanted whole go unit by unit instead
 //             (decode_edge).
 //
@@ -51,7 +55,7 @@ constexpr u32 UNITS = BAND_UNITS * BANDS;
 constexpr u32 TILE_WEIGHTS = LANES * UNITS * UNIT;
 constexpr u32 TILE_ROWS = 32;
 
-// How many units a lane decodes before it stores them: their weights take 32 registers at most.
+// Units that a lane decodes before it stores them: their weights take 32 registers at most.
 template <class F>
 constexpr u32 GROUP = F::WORDS > 4 ? BAND_UNITS * 4 / F::WORDS : BAND_UNITS;
 // Loads of a lane's kept bits in flight, each of two units.
@@ -67,8 +71,6 @@ __device__ inline void store_vector(u64 address, u32 x, u32 y, u32 z, u32 w) {
                  : "memory");
 }
 
-// Returns the lane's byte in the output, from that of the unit of its two lanes' first one on, for
-// store_group.
 template <class F, u32 STEP>
 __device__ inline u32 lane_offset(u32 lane) {
     return F::BYTES == 1 ? lane % 2 * STEP : F::BYTES == 4 ? lane % 2 * 16 : 0;
@@ -78,9 +80,10 @@ __device__ inline u32 lane_offset(u32 lane) {
 // between the stores, the 512 bytes of a row reach L2 in pieces, and the kernel loses up to a third
 // of its speed.
 //
-// All stores are vectors of 16 bytes. Two neighbouring lanes have 16 bytes of a unit of 8-bit
-// floats: the even one stores even units of both, the odd one odd units. They have 64 bytes of a
-// unit of 32-bit floats, of which each store of both writes one sector.
+// All stores have 16 bytes. A unit of two neighbouring lanes has 16 bytes if floats have 8 bits:
+// the even lane stores even units of both, the odd lane odd units. It has 64 bytes if floats have
+// 32 bits, and each store of both lanes writes one sector. `address` is that of the even lane's
+// unit, and lane_offset more.
 template <class F, u32 STEP>
 __device__ inline void store_group(u64 address, u32 (&weights)[GROUP<F>][F::WORDS], u32 lane) {
     if constexpr (F::BYTES == 2) {
@@ -467,7 +470,8 @@ __device__ __forceinline__ void decode_tasks(const TileTask* __restrict__ tasks,
             if ((tile.end & END_MASK) - tile.position > tile.end >> SLACK_SHIFT)
                 problems |= STATUS_LANE_END;
             number = take_tile(lane);
-            if (number < shared_round.count) tile = begin_tile<F>(number, bits, lane, ahead, problems);
+            if (number < shared_round.count)
+                tile = begin_tile<F>(number, bits, lane, ahead, problems);
             wait_for_copies();
             __syncwarp();
         }

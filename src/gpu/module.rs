@@ -26,8 +26,8 @@ const FLOAT_PTX: &str = include_str!("../../kernels/ptx/float.ptx");
 const FLOAT_SM_90: &[u8] = include_bytes!("../../kernels/ptx/float.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
 /// For each decode kernel: bytes of shared memory per warp, most warps per thread block, and how
-/// many are good. `Constants` of `kernels/gap.cu`, `tile.cu` and `float.cu` have the same numbers; a
-/// test compares these and all structures that both sides have.
+/// many are good. `Constants` of `kernels/gap.cu`, `tile.cu` and `float.cu` have the same numbers;
+/// a test compares these and all structures that both sides have.
 const DEMANDS: [[u32; 3]; KERNELS] = [
     [1984, 16, 16],
     [3904, 16, 16],

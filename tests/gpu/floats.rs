@@ -85,8 +85,8 @@ fn floats_decode_as_the_reference_does() {
             let name = format!("patterns {columns:?}");
             items.push(Cut::Float(float, columns).item(&name, &[256, 256], patterns.clone()));
         }
-        // Last units of one to eight weights in each half of a pair; a last row of tiles, and a last
-        // column, that are not whole.
+        // Last units of one to eight weights in each half of a pair; a last row of tiles, and a
+        // last column, that are not whole.
         for count in (8192 + 240..8192 + 280).chain(1..20).step_by(3).chain([8192, 256]) {
             let weights = normal_weights(count, 9);
             let item = Cut::Float(float, None).item(&format!("{count}"), &[count as u64], weights);
