@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::files::sha256;
 
 /// The kernels that the crate launches, by module.
-const ENTRIES: [(&str, &[&str]); 3] = [
+const ENTRIES: [(&str, &[&str]); 4] = [
     (
         "gap.ptx",
         &[
