@@ -36,7 +36,12 @@ PTX = KERNELS / "ptx"
 OPTIONS = ["--gpu-architecture=compute_80", "--std=c++17"]
 # Targets whose resources are checked. Machine code is kept for the second one, which a device was
 # there to test; that of linear has code that no PTX for another target has.
-TARGETS = {"gap": ["sm_80", "sm_90"], "tile": ["sm_80", "sm_90"], "linear": ["sm_80", "sm_90a"]}
+TARGETS = {
+    "gap": ["sm_80", "sm_90"],
+    "tile": ["sm_80", "sm_90"],
+    "linear": ["sm_80", "sm_90a"],
+    "float": ["sm_80", "sm_90"],
+}
 HOPPER_OPTIONS = ["--gpu-architecture=compute_90a", "--std=c++17"]
 
 

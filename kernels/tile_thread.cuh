@@ -1,7 +1,7 @@
 // Shared memory of a block of the tile kernel (the tables and tasks of a round, and one stage per
 // warp, for any number of warps), and the work of one thread: windows on its bits, and look-ups.
 #pragma once
-#include "tile_code.cuh"
+#include "float.cuh"
 
 namespace df11::tile {
 // The second table lies at a multiple of a table's size, so that one logic operation makes an
@@ -45,13 +45,14 @@ __device__ inline u32 entry_of(u32 table, u32 window) {
 }
 
 // Decodes one pair of any length.
+template <class F>
 __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
     u32 w0, w1, w2;
     bits.words(position, w0, w1, w2);
     u32 e = entry_of(table, __funnelshift_r(w0, w1, position));
     if (int(e) < 0) {
         u32 at = (position & 31) + 2 + flagged(e);
-        e = escaped(e, __funnelshift_r(at < 32 ? w0 : w1, at < 32 ? w1 : w2, at));
+        e = F::escaped(e, __funnelshift_r(at < 32 ? w0 : w1, at < 32 ? w1 : w2, at));
     }
     return e;
 }
@@ -59,6 +60,7 @@ __device__ inline u32 decode_pair(u32 table, const Bits& bits, u32 position) {
 // Decodes four pairs. An escape's entry has its whole length, so four look-ups find all codes
 // without a branch. Escapes are then decoded again alone, for their exponents; all four pairs are,
 // one by one, if they do not fit the window.
+template <class F>
 __device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u32 (&e)[4],
                                    u32& problems) {
     u32 w0, w1, w2;
@@ -78,7 +80,7 @@ __device__ inline void decode_unit(u32 table, const Bits& bits, u32& position, u
 #pragma unroll 1
         for (int i = 0; i < 4; i++) {
             u32 one = e[0];
-            if (all || int(one) < 0) one = decode_pair(table, bits, position + total);
+            if (all || int(one) < 0) one = decode_pair<F>(table, bits, position + total);
             total += one & LENGTH_MASK;
             e[0] = e[1];
             e[1] = e[2];

@@ -5,6 +5,8 @@
 
 #[path = "support/container.rs"]
 mod container;
+#[path = "gpu/floats.rs"]
+mod floats;
 #[path = "gpu/grouped.rs"]
 mod grouped;
 #[path = "gpu/linear.rs"]
@@ -39,7 +41,7 @@ use df11::{
         },
         devices,
     },
-    hazmat::format::records::ENCODING_TILE,
+    hazmat::format::records::ENCODING_GAP,
 };
 
 const POISON: u8 = 0xA5;
@@ -80,9 +82,10 @@ struct Family {
     rooms: [u32; 3],
 }
 
-const FAMILIES: [Family; 2] = [
+const FAMILIES: [Family; 3] = [
     Family { cuts: &GAPS, rooms: [u32::MAX, 99 << 10, 40_000] },
     Family { cuts: &TILES, rooms: [u32::MAX, 99 << 10, 49_000] },
+    Family { cuts: &floats::CUTS, rooms: [u32::MAX, 99 << 10, 49_000] },
 ];
 
 impl Family {
@@ -230,6 +233,9 @@ enum Cut {
     Matrix(u64),
     /// Into tiles of 8192 weights in a row.
     Vector,
+    /// Floats, by their number in [`floats::FLOATS`]: into tiles of 256 columns, by the columns of
+    /// the matrix, or of 8192 in a row.
+    Float(usize, Option<u64>),
 }
 
 const GAPS: [Cut; 12] = [
@@ -260,7 +266,9 @@ impl Cut {
     /// The number of weights, rounded up to a whole matrix.
     fn count(self, count: usize) -> usize {
         match self {
-            Self::Matrix(columns) => count.next_multiple_of(columns as usize),
+            Self::Matrix(columns) | Self::Float(_, Some(columns)) => {
+                count.next_multiple_of(columns as usize)
+            }
             _ => count,
         }
     }
@@ -271,6 +279,12 @@ impl Cut {
             Self::Gap(bytes, threads) => Item::gap(name, shape, weights, (bytes, threads)),
             Self::Matrix(columns) => Item::tile(name, shape, weights, (256, columns)),
             Self::Vector => Item::tile(name, shape, weights, (8192, elements)),
+            Self::Float(float, columns) => {
+                let columns = columns.map_or((8192, elements), |columns| (256, columns));
+                let data = floats::floats(float, &weights);
+                let (dtype, zero_bits) = floats::FLOATS[float];
+                Item::float(name, (dtype, zero_bits), shape, data, columns)
+            }
         }
     }
 }
@@ -407,7 +421,7 @@ fn impossible_outputs_are_refused() {
     refused(block.decode_into(&mut output.as_view_mut(), &other, &status));
 }
 
-/// Tensors of all cuts of an encoding, in one block.
+/// Tensors of all cuts of a family, in one block.
 fn victims(family: &Family) -> Model {
     let items = family.cuts.iter().enumerate().map(|(at, cut)| {
         let count = cut.count(3000 + 777 * at);
@@ -417,8 +431,8 @@ fn victims(family: &Family) -> Model {
 }
 
 /// Which of a tensor's four or five arrays to change: of `gap` codebook, gaps, output offsets,
-/// bitstream, plane; of `tile` codebook, records, bitstream, plane; 5 is all of them, 6 none but
-/// the bit count.
+/// bitstream, plane; of tiles codebook, records, bitstream, plane; 5 is all of them, 6 none but the
+/// bit count.
 const KINDS: usize = 7;
 
 /// Whether a change of this kind can only be another valid stream where it changes nothing.
@@ -429,7 +443,7 @@ fn is_index(tile: bool, kind: usize) -> bool {
 fn mutate(draft: &mut Draft, tensor: usize, kind: usize, state: &mut u64) {
     let record = &mut draft.directory.tensors[tensor];
     let (first, count) = (record.first_array.get() as usize, record.array_count.get() as usize);
-    let tile = record.encoding == ENCODING_TILE;
+    let tile = record.encoding != ENCODING_GAP;
     if kind == 6 && tile {
         // A container opens only with this many words of 16 bytes and at least a bit for each pair.
         let end = record.parameters[2].get().div_ceil(128) * 128;
@@ -494,7 +508,7 @@ fn decode_hostile_streams(family: &Family, device: &Device) {
             });
             // A changed index is always found; other bits or codes may be another valid stream.
             let same = result == tensor.data;
-            let tile = tensor.encoding == ENCODING_TILE;
+            let tile = tensor.encoding != ENCODING_GAP;
             assert!(word != 0 || same || !is_index(tile, kind), "round {round}, tensor {name}");
             streams += 1;
             noticed += usize::from(word != 0);
@@ -688,6 +702,7 @@ fn kernels_have_the_constants_of_the_manifest() {
     let modules = [
         module!("gap", "sm_90", "constants"),
         module!("tile", "sm_90", "constants"),
+        module!("float", "sm_90", "constants"),
         module!("linear", "sm_90a", "hopper_constants"),
     ];
     for (name, ptx, machine_code, of_machine_code) in modules {

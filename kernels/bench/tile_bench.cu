@@ -190,7 +190,7 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
             "T%u prefetch %d: warps %2u x %u stage %u  copy %4.0f  block %6.1f us %5.0f GB/s %.4f "
             "| 4096x4096 %5.1f "
             "us %5.0f GB/s %.4f | wrong %llu status %u\n",
-            TABLE_BITS, TILE_PREFETCH, block.warps, block.blocks / sm_count(), block.stage,
+            TABLE_BITS, PREFETCH<Bf16>, block.warps, block.blocks / sm_count(), block.stage,
             cr / 1e9, median_of(b) * 1e6, br / 1e9, br / cr, median_of(a) * 1e6, ar / 1e9, ar / cr,
             wrong, status);
         failed |= bench_columns(all, original, out, staged, w, reps);

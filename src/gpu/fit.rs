@@ -64,7 +64,8 @@ mod tests {
     use serde_json::Value;
 
     use super::{Demand, LANES};
-    use crate::{constants::GAP_BYTES_PER_THREAD, gpu::task::KERNELS};
+    use crate::constants::GAP_BYTES_PER_THREAD;
+    use crate::gpu::task::{FLOATS, KERNELS, TILE_KERNEL};
 
     /// Bytes of bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
@@ -105,7 +106,7 @@ mod tests {
 
     /// How all kernels fit.
     fn fits(processor: &Processor) -> [Option<(u32, u32)>; KERNELS] {
-        let [gap, tile] = ["gap.ptx", "tile.ptx"].map(manifest);
+        let [gap, tile, float] = ["gap.ptx", "tile.ptx", "float.ptx"].map(manifest);
         let mut fits = [None; KERNELS];
         for (at, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
             let [warp, most_warps] = [3 + at, 7 + at].map(|at| number(&gap["constants"][at]));
@@ -114,26 +115,45 @@ mod tests {
         }
         let [warp, most_warps, good_warps] = [4, 5, 6].map(|at| number(&tile["constants"][at]));
         let taken = &tile["resources"][processor.target]["df11_tile_decode"];
-        fits[KERNELS - 1] = fit(processor, taken, [warp + STAGED, most_warps, good_warps]);
+        fits[TILE_KERNEL] = fit(processor, taken, [warp + STAGED, most_warps, good_warps]);
+        let [warp, good_warps] = [3, 4].map(|at| number(&float["constants"][at]));
+        for (at, (_, name)) in FLOATS.into_iter().enumerate() {
+            let most_warps = number(&float["constants"][5 + at]);
+            let taken = &float["resources"][processor.target][format!("df11_float_decode_{name}")];
+            let demand = [warp + STAGED, most_warps, good_warps];
+            fits[TILE_KERNEL + 1 + at] = fit(processor, taken, demand);
+        }
         fits
     }
 
     #[test]
     fn every_kernel_fits_every_gpu_since_ampere() {
+        // Of kernels of `gap`, of `tile`, and of F32 with more than 8 kept bits; the other floats
+        // fit like `tile`.
+        let check =
+            |processor: &Processor, [gap @ .., tile, wide]: [(u32, u32); 6]| {
+                let floats = FLOATS.map(|(split, _)| {
+                    if split.bytes() == 4 && split.kept_bits() > 8 { wide } else { tile }
+                });
+                let expected = gap.into_iter().chain([tile]).chain(floats).map(Some);
+                assert_eq!(fits(processor).to_vec(), expected.collect::<Vec<_>>());
+            };
         // Compute capability 9.0, the figures of kernels/*.cu.
         let hopper = Processor { target: "sm_90", room: 227 << 10, warps: 64 };
-        assert_eq!(fits(&hopper), [(16, 2), (16, 2), (12, 2), (12, 1), (8, 3)].map(Some));
+        check(&hopper, [(16, 2), (16, 2), (12, 2), (12, 1), (8, 3), (7, 3)]);
         // 8.0.
         let ampere = Processor { target: "sm_80", room: 163 << 10, warps: 64 };
-        assert_eq!(fits(&ampere), [(16, 2), (16, 2), (8, 2), (9, 1), (12, 2)].map(Some));
+        check(&ampere, [(16, 2), (16, 2), (8, 2), (9, 1), (12, 2), (7, 3)]);
         // 8.6, 8.9 and 12.0.
         let consumer = Processor { target: "sm_80", room: 99 << 10, warps: 48 };
-        assert_eq!(fits(&consumer), [(16, 2), (16, 1), (10, 1), (5, 1), (24, 1)].map(Some));
+        check(&consumer, [(16, 2), (16, 1), (10, 1), (5, 1), (24, 1), (20, 1)]);
     }
 
     #[test]
     fn a_kernel_that_fits_nowhere_has_no_fit() {
         let tiny = Processor { target: "sm_80", room: 20_000, warps: 48 };
-        assert_eq!(fits(&tiny), [Some((1, 1)), None, None, None, None]);
+        let mut expected = [None; KERNELS];
+        expected[0] = Some((1, 1));
+        assert_eq!(fits(&tiny), expected);
     }
 }

@@ -35,9 +35,8 @@ const SHARE_PERCENT: u64 = 95;
 /// in the byte's whole block the kernels found neither bits that are not a code, nor a gap or an
 /// output offset that contradicts the codes. So a full verification with it proves that the GPU's
 /// decoding has the hashes of the originals and that the whole index is right; it proves nothing
-/// about the CPU's decoding. The CPU decodes tensors in `float` and `delta` at the load. In full
-/// verifications it checks the records of tensors in `tile` and `float`, and the bits between their
-/// codes.
+/// about the CPU's decoding. The CPU decodes tensors in `delta` at the load. In full verifications
+/// it checks the records of tensors in `tile` and `float`, and the bits between their codes.
 ///
 /// It refuses tensors of a block that the plan leaves out, even empty ones.
 #[derive(Debug)]

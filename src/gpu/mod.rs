@@ -2,7 +2,7 @@
 //! expanded when it is used.
 //!
 //! ```text
-//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → BF16, on the caller's stream
+//! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → weights, on a stream
 //!                    validate, pinned buffers, checksums        no allocation, no synchronisation
 //! ```
 //!

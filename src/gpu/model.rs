@@ -217,9 +217,9 @@ impl<'n> Piece<'n> {
     ///
     /// In a matrix in tiles, only the tiles that hold the slice are decoded, all in the launch of
     /// the others. Fastest are multiples of 32 rows and 256 columns, and rows of the slice with a
-    /// multiple of 8 weights. In other coded tensors, a slice that is not contiguous is decoded row
-    /// by row: each row costs a thread block or more, and must have a multiple of 8 weights;
-    /// convert such containers to the `tile` layout.
+    /// multiple of 16 bytes. In other coded tensors, a slice that is not contiguous is decoded row
+    /// by row: each row costs a thread block or more, and must have a multiple of 16 bytes; convert
+    /// such containers to the `tile` layout.
     #[must_use]
     pub fn slice(self, ranges: &[Range<u64>]) -> Self {
         Self { ranges: ranges.to_vec(), ..self }

@@ -2,7 +2,7 @@
 //! with the host's constants.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{collections::HashMap, fmt::Debug};
 
 use cudarc::driver::sys::{
@@ -15,25 +15,42 @@ use zerocopy::FromBytes;
 use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
-use super::task::{DecodeTask, FEW_TASKS, KERNELS, TILE_KERNEL, TableAddresses, TileTask};
+use super::task::{DecodeTask, FEW_TASKS, FLOATS, KERNELS, TILE_KERNEL, TableAddresses, TileTask};
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
 const GAP_SM_90: &[u8] = include_bytes!("../../kernels/ptx/gap.sm_90.cubin");
 const TILE_PTX: &str = include_str!("../../kernels/ptx/tile.ptx");
 const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
+const FLOAT_PTX: &str = include_str!("../../kernels/ptx/float.ptx");
+const FLOAT_SM_90: &[u8] = include_bytes!("../../kernels/ptx/float.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
 /// For each decode kernel: bytes of shared memory per warp, most warps per thread block, and how
-/// many are good. `Constants` of `kernels/gap.cu` and `tile.cu` have the same numbers; a test
-/// compares these and all structures that both sides have.
-const DEMANDS: [[u32; 3]; KERNELS] =
-    [[1984, 16, 16], [3904, 16, 16], [7744, 12, 12], [15_424, 12, 12], [32, 24, 8]];
+/// many are good. `Constants` of `kernels/gap.cu`, `tile.cu` and `float.cu` have the same numbers;
+/// a test compares these and all structures that both sides have.
+const DEMANDS: [[u32; 3]; KERNELS] = [
+    [1984, 16, 16],
+    [3904, 16, 16],
+    [7744, 12, 12],
+    [15_424, 12, 12],
+    [32, 24, 8],
+    [32, 24, 8],
+    [32, 24, 8],
+    [32, 24, 8],
+    [32, 24, 8],
+    [32, 20, 8],
+    [32, 20, 8],
+    [32, 24, 8],
+];
 
 /// All kernels in one context.
 #[derive(Debug)]
 pub(super) struct Kernels {
-    /// Decode kernels by their numbers.
+    /// Decode kernels by their numbers, except those of other floats.
     decode: Vec<Decode>,
+    /// Decode kernels of other floats, loaded at their first use.
+    floats: OnceLock<Vec<Decode>>,
+    stream: Arc<CudaStream>,
     /// Kernel of `tile` with tasks by value; it needs the same resources as the other one.
     decode_few: CudaFunction,
     /// Number of multiprocessors.
@@ -81,13 +98,37 @@ impl Kernels {
         let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
         let prepare = |(kernel, demand)| match GAP_BYTES_PER_THREAD.get(kernel) {
-            Some(bytes) => Decode::prepare(&gap, &format!("decode_{bytes}"), demand, room),
-            None => Decode::prepare(&tile, "decode", demand, room),
+            Some(bytes) => {
+                Decode::prepare(&gap, [&format!("decode_{bytes}"), "tables"], demand, room)
+            }
+            None => Decode::prepare(&tile, ["decode", "tables"], demand, room),
         };
-        let decode = DEMANDS.into_iter().enumerate().map(prepare).collect::<Result<_>>()?;
-        let few = Decode::prepare(&tile, "decode_few", DEMANDS[TILE_KERNEL], room)?;
+        let decode = DEMANDS[..=TILE_KERNEL].iter().copied().enumerate();
+        let decode = decode.map(prepare).collect::<Result<_>>()?;
+        let few = Decode::prepare(&tile, ["decode_few", "tables"], DEMANDS[TILE_KERNEL], room)?;
         let decode_few = few.function;
-        Ok(Self { decode, decode_few, processors, room, fits: Mutex::default() })
+        let (floats, stream) = (OnceLock::new(), Arc::clone(stream));
+        let fits = Mutex::default();
+        Ok(Self { decode, floats, stream, decode_few, processors, room, fits })
+    }
+
+    /// A decode kernel by its number.
+    fn decode_kernel(&self, kernel: usize) -> Result<&Decode> {
+        let Some(float) = kernel.checked_sub(self.decode.len()) else {
+            return Ok(&self.decode[kernel]);
+        };
+        if let Some(floats) = self.floats.get() {
+            return Ok(&floats[float]);
+        }
+        // If two threads load them at once, one drops its own.
+        let module = Module::load(&self.stream, "float", FLOAT_PTX, FLOAT_SM_90)?;
+        let prepare = |((_, name), demand): ((_, &str), &[u32; 3])| {
+            let names = ["decode", "tables"].map(|what| format!("{what}_{name}"));
+            Decode::prepare(&module, names.each_ref().map(String::as_str), *demand, self.room)
+        };
+        let floats = FLOATS.into_iter().zip(&DEMANDS[self.decode.len()..]).map(prepare);
+        let floats = floats.collect::<Result<Vec<_>>>()?;
+        Ok(&self.floats.get_or_init(|| floats)[float])
     }
 
     /// Fits a decode kernel to this GPU if each warp stages this many bytes.
@@ -96,7 +137,7 @@ impl Kernels {
         if let Some(&fit) = fits.get(&(kernel, staged_bytes)) {
             return Ok(fit);
         }
-        let Decode { function, demand, .. } = &self.decode[kernel];
+        let Decode { function, demand, .. } = self.decode_kernel(kernel)?;
         let demand = Demand { warp: demand.warp + staged_bytes, ..*demand };
         let fit = demand.fill(self.room, |warps| {
             let (threads, bytes) = (warps * LANES, (warps * demand.warp) as usize);
@@ -127,7 +168,7 @@ impl Kernels {
         }
         let tasks = Buffer::of(stream, tables)?;
         let (config, pointer) = (config(tables.len() as u32, TABLE_THREADS, 0), tasks.pointer());
-        let mut launch = stream.launch_builder(&self.decode[kernel].tables);
+        let mut launch = stream.launch_builder(&self.decode_kernel(kernel)?.tables);
         launch.arg(&pointer);
         // SAFETY: one block per task; each task names a codebook with its length (in `gap` at least
         // 256 bytes, which is checked) and room for a table of its encoding, both in allocations
@@ -153,7 +194,8 @@ impl Kernels {
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
-        let (kernel, config) = (&self.decode[plan.kernel], self.config(plan.fit, plan.unit_count));
+        let kernel = self.decode_kernel(plan.kernel)?;
+        let config = self.config(plan.fit, plan.unit_count);
         let tasks = tasks + plan.first_task * size_of::<DecodeTask>() as u64;
         let mut launch = stream.launch_builder(&kernel.function);
         launch.arg(&tasks).arg(&plan.task_count).arg(&plan.unit_count).arg(&status).arg(&output);
@@ -246,10 +288,10 @@ impl<'s> Module<'s> {
 }
 
 impl Decode {
-    /// Lets the kernel use as much shared memory as a thread block may; `demand` is one of
-    /// [`DEMANDS`].
-    fn prepare(module: &Module<'_>, name: &str, demand: [u32; 3], room: u32) -> Result<Self> {
-        let (function, tables) = (module.function(name)?, module.function("tables")?);
+    /// Lets a kernel use as much shared memory as a thread block may. `names`: its own, and that of
+    /// the kernel that builds its tables; `demand` is one of [`DEMANDS`].
+    fn prepare(module: &Module<'_>, names: [&str; 2], demand: [u32; 3], room: u32) -> Result<Self> {
+        let (function, tables) = (module.function(names[0])?, module.function(names[1])?);
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
         let [warp, most_warps, good_warps] = demand;
@@ -283,7 +325,7 @@ pub(super) mod tests {
     use zerocopy::{FromBytes, IntoBytes as _};
 
     use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
-    use crate::gpu::task::{DecodeTask, FEW_TASKS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
+    use crate::gpu::task::{DecodeTask, FEW_TASKS, FLOATS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 
     /// Values compiled into the kernels of `gap`: `Constants` of `kernels/gap.cu`.
     #[derive(Debug, FromBytes)]
@@ -303,6 +345,17 @@ pub(super) mod tests {
         warp: u32,
         most_warps: u32,
         good_warps: u32,
+    }
+
+    /// Values compiled into the kernels of other floats: `Constants` of `kernels/float.cu`.
+    #[derive(Debug, FromBytes)]
+    #[repr(C)]
+    struct FloatConstants {
+        bytes: Bytes,
+        warp: u32,
+        good_warps: u32,
+        most_warps: [u32; FLOATS.len()],
+        splits: [[u32; 3]; FLOATS.len()],
     }
 
     /// Bytes of an encoding's structures that both sides have.
@@ -352,8 +405,14 @@ pub(super) mod tests {
         let tile: TileConstants = constants("tile", "constants");
         assert_eq!(tile.bytes, Bytes::of(TILE_TABLE_BYTES));
         assert_eq!(tile.few_tasks as usize, FEW_TASKS);
+        let float: FloatConstants = constants("float", "constants");
+        assert_eq!(float.bytes, Bytes::of(TILE_TABLE_BYTES));
+        let splits = FLOATS
+            .map(|(split, _)| [split.bytes() as u32, split.exponent_bits(), split.kept_bits()]);
+        assert_eq!(float.splits, splits);
+        let floats = float.most_warps.map(|most| [float.warp, most, float.good_warps]);
         let gap = gap.warp.into_iter().zip(gap.most_warps).map(|(warp, most)| [warp, most, most]);
         let tile = [tile.warp, tile.most_warps, tile.good_warps];
-        assert_eq!(gap.chain([tile]).collect::<Vec<_>>(), DEMANDS);
+        assert_eq!(gap.chain([tile]).chain(floats).collect::<Vec<_>>(), DEMANDS);
     }
 }

@@ -161,7 +161,7 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
 
 /// Whether the host decodes tensors of an encoding.
 const fn is_decoded(encoding: Encoding) -> bool {
-    matches!(encoding, Encoding::Float | Encoding::Delta)
+    matches!(encoding, Encoding::Delta)
 }
 
 /// Bytes of a tensor that the host decodes, because no kernel does.
@@ -174,8 +174,8 @@ pub(super) fn decoded_length(model: &Model, id: TensorId) -> Option<u64> {
 fn table_of(model: &Model, id: TensorId) -> Option<(TensorId, u64)> {
     match model.tensor_at(id).encoding() {
         Encoding::Gap => Some((id, GAP_TABLE_BYTES)),
-        Encoding::Tile => Some((id, TILE_TABLE_BYTES)),
-        Encoding::Float | Encoding::Delta => {
+        Encoding::Tile | Encoding::Float => Some((id, TILE_TABLE_BYTES)),
+        Encoding::Delta => {
             let bytes = decoded_length(model, id)?.next_multiple_of(ARRAY_ALIGNMENT);
             Some((id, bytes))
         }

@@ -2,10 +2,11 @@
 //! once, and run on the caller's stream any number of times.
 //!
 //! A decode is one launch per decode kernel that its tensors need: one of `gap` for each number of
-//! bytes per thread, one of `tile`, one that unpacks the fast layout. A coded tensor says which
-//! kernel decodes it, and from which table and task (`stored::CodedTensor`). `fit` chooses a
-//! launch's warps by the shared memory that its largest tile needs. A block has a program from the
-//! load on, and a streamed block one for each slot; callers make others of `Piece`s.
+//! bytes per thread, one of `tile`, one of each other float, one that unpacks the fast layout. A
+//! coded tensor says which kernel decodes it, and from which table and task
+//! (`stored::CodedTensor`). `fit` chooses a launch's warps by the shared memory that its largest
+//! tile needs. A block has a program from the load on, and a streamed block one for each slot;
+//! callers make others of `Piece`s.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{null, null_mut};
@@ -209,8 +210,10 @@ impl Cut<'_> {
                 "rows of a slice of tensor {tensor:?} would not begin on multiples of \
                 {OUTPUT_ALIGNMENT} bytes"
             );
-            let remedy =
-                "take a multiple of 8 columns, or convert the container to the tile layout";
+            let remedy = format!(
+                "take columns of a multiple of {OUTPUT_ALIGNMENT} bytes, or convert the container \
+                 to the tile layout"
+            );
             return refuse(problem, remedy);
         }
         if to.checked_add(slice.bytes()).is_none() {
@@ -385,7 +388,9 @@ mod tests {
         draft.add(&tiles, &Slice::of_bytes(40_000..50_000), 0, at).unwrap();
         draft.add(&Stored::Empty, &Slice::of_bytes(0..0), 0, at).unwrap();
         assert_eq!(draft.launches.bytes, 2 * bytes + 10_256);
-        assert_eq!(draft.parts.each_ref().map(|part| part.tasks.len()), [2, 0, 1, 0, 2]);
+        let tasks = draft.parts.each_ref().map(|part| part.tasks.len());
+        assert_eq!(tasks[..=TILE_KERNEL], [2, 0, 1, 0, 2]);
+        assert!(tasks[TILE_KERNEL + 1..].iter().all(|&count| count == 0));
         let [whole, part] = draft.parts[0].tasks[..] else { unreachable!() };
         let [whole, part]: [GapTask; 2] = [transmute!(whole), transmute!(part)];
         assert_eq!((whole.first_unit, part.first_unit), (0, whole.thread_blocks));

@@ -8,7 +8,7 @@ use zerocopy::transmute;
 
 use super::linear::fast::FastArrays;
 use super::needs::{ArrayId, SectionId, TensorId};
-use super::task::{DecodeTask, GapTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
+use super::task::{DecodeTask, GapTask, TileAddresses, TileSource, TileTask, kernel_of};
 use crate::constants::{CODE_LENGTHS_BYTES, GAP_BYTES_PER_THREAD};
 use crate::encoding::gap::{self, GapSizes};
 use crate::encoding::stored::CodedSizes;
@@ -67,6 +67,7 @@ pub(super) enum Stored {
 #[derive(Debug)]
 enum Sizes {
     Gap(GapSizes),
+    /// Of BF16 or other floats.
     Tile(TileSizes),
 }
 
@@ -95,11 +96,11 @@ impl Stored {
     pub(super) fn read(model: &Model, id: TensorId, validate: bool) -> Result<Self> {
         let tensor = &model.tensor_at(id);
         Ok(match tensor.coded()? {
-            Some(Coded::Float(_) | Coded::Delta(_)) => Self::Decoded(id),
+            Some(Coded::Delta(_)) => Self::Decoded(id),
             Some(Coded::Gap(sizes)) => {
                 Self::Coded(CodedTensor::read(tensor, id, Sizes::Gap(sizes), validate)?)
             }
-            Some(Coded::Tile(sizes)) => {
+            Some(Coded::Tile(sizes) | Coded::Float(sizes)) => {
                 Self::Coded(CodedTensor::read(tensor, id, Sizes::Tile(sizes), validate)?)
             }
             None if tensor.byte_length()? == 0 => Self::Empty,
@@ -168,10 +169,17 @@ impl CodedTensor {
     pub(super) fn kernel(&self) -> usize {
         let bytes = match &self.sizes {
             Sizes::Gap(sizes) => sizes.geometry().bytes_per_thread(),
-            Sizes::Tile(_) => return TILE_KERNEL,
+            Sizes::Tile(sizes) => return kernel_of(sizes.split()),
         };
         let kernel = GAP_BYTES_PER_THREAD.iter().position(|&known| known == bytes);
         kernel.expect("geometries are checked")
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        match &self.sizes {
+            Sizes::Gap(sizes) => sizes.weight_bytes(),
+            Sizes::Tile(sizes) => sizes.weight_bytes(),
+        }
     }
 
     pub(super) fn tile_sizes(&self) -> Option<&TileSizes> {
@@ -209,7 +217,7 @@ impl CodedTensor {
         first_unit: u64,
         addresses: &Addresses<'_>,
     ) -> Result<(DecodeTask, u64)> {
-        let elements = rect.elements();
+        let elements = rect.elements(self.weight_bytes());
         let sizes = match &self.sizes {
             Sizes::Gap(sizes) => sizes,
             Sizes::Tile(sizes) => {
@@ -254,10 +262,10 @@ impl CodedTensor {
         rect: &Rect,
         addresses: &Addresses<'_>,
     ) -> (TileSource, Range<u64>) {
-        let geometry = sizes.geometry();
+        let (geometry, each) = (sizes.geometry(), self.weight_bytes());
         let (columns, wanted) =
             if has_rows_of(sizes, rect.width) && !(is_vector(sizes) && rect.is_run()) {
-                (rect.width / 2, rect.columns.start / 2..rect.columns.end / 2)
+                (rect.width / each, rect.columns.start / each..rect.columns.end / each)
             } else {
                 (geometry.columns(), 0..geometry.columns())
             };
@@ -266,6 +274,7 @@ impl CodedTensor {
             rows: geometry.elements() / columns,
             columns,
             tiles_across: if is_vector(sizes) { 0 } else { geometry.strip_tiles() },
+            weight_bytes: each,
         };
         (source, wanted)
     }
@@ -281,7 +290,7 @@ fn has_rows_of(sizes: &TileSizes, width: u64) -> bool {
     if is_vector(sizes) {
         u32::try_from(sizes.elements()).is_ok()
     } else {
-        width == 2 * sizes.geometry().columns()
+        width == sizes.weight_bytes() * sizes.geometry().columns()
     }
 }
 

@@ -8,12 +8,34 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::linear::task::{STRIP_ROWS, TILE_COLUMNS};
 use crate::constants::GAP_BYTES_PER_THREAD;
+use crate::float::{Bf16OfE4m3, E4m3, E5m2, F16, F32, F32OfBf16, F32OfF16, Float as _, FloatSplit};
 
 const TILE_ELEMENTS: u64 = STRIP_ROWS * TILE_COLUMNS;
 
-/// Number of decode kernels: one of `gap` for each number of bytes per thread, then that of `tile`.
-pub(super) const KERNELS: usize = TILE_KERNEL + 1;
+/// Number of decode kernels: one of `gap` for each number of bytes per thread, that of `tile`, then
+/// [`FLOATS`].
+pub(super) const KERNELS: usize = TILE_KERNEL + 1 + FLOATS.len();
 pub(super) const TILE_KERNEL: usize = GAP_BYTES_PER_THREAD.len();
+
+/// Other floats than BF16 in tiles, by the names of their kernels.
+pub(super) const FLOATS: [(FloatSplit, &str); 7] = [
+    (E4m3::SPLIT, "e4m3"),
+    (E5m2::SPLIT, "e5m2"),
+    (F16::SPLIT, "f16"),
+    (Bf16OfE4m3::SPLIT, "bf16_of_e4m3"),
+    (F32::SPLIT, "f32"),
+    (F32OfF16::SPLIT, "f32_of_f16"),
+    (F32OfBf16::SPLIT, "f32_of_bf16"),
+];
+
+/// The kernel that decodes tiles of floats that are split like this.
+pub(super) fn kernel_of(split: FloatSplit) -> usize {
+    if split == FloatSplit::BF16 {
+        return TILE_KERNEL;
+    }
+    let float = FLOATS.iter().position(|(known, _)| *known == split);
+    TILE_KERNEL + 1 + float.expect("each split has a kernel")
+}
 
 /// Bytes of decode tables, multiples of 16.
 pub(super) const GAP_TABLE_BYTES: u64 = 16_880;
@@ -102,6 +124,8 @@ pub(super) struct TileSource {
     pub(super) columns: u64,
     /// Tiles in a row of tiles of the tensor; 0 if tiles have one row.
     pub(super) tiles_across: u64,
+    /// Bytes of a weight.
+    pub(super) weight_bytes: u64,
 }
 
 impl TileTask {
@@ -114,7 +138,7 @@ impl TileTask {
         output: u64,
         first_unit: u64,
     ) -> Self {
-        let TileSource { arrays, rows, columns, tiles_across } = *source;
+        let TileSource { arrays, rows, columns, tiles_across, weight_bytes } = *source;
         let cut = |range: &Range<u64>, each| range.start / each..range.end.div_ceil(each);
         let (down, across) = if tiles_across == 0 {
             (0..1, cut(elements, TILE_ELEMENTS))
@@ -130,7 +154,7 @@ impl TileTask {
             records: arrays.records,
             plane: arrays.plane,
             table: arrays.table,
-            output: output.wrapping_sub(2 * place),
+            output: output.wrapping_sub(weight_bytes * place),
             bits_bytes: arrays.bitstream_bytes,
             rows,
             columns,

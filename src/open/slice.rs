@@ -143,13 +143,13 @@ impl Rect {
         starts.map(move |start| Self { rows: start..start + each, columns: columns.clone(), width })
     }
 
-    /// The weights from its first one to its last one, of a BF16 tensor.
+    /// The weights from its first one to its last one, of a tensor whose weights have `each` bytes.
     #[cfg(feature = "cudarc")]
-    pub(crate) fn elements(&self) -> Range<u64> {
+    pub(crate) fn elements(&self, each: u64) -> Range<u64> {
         let Self { rows, columns, width } = self;
         let first = rows.start * width + columns.start;
         let end = (rows.end - 1) * width + columns.end;
-        first / 2..end / 2
+        first / each..end / each
     }
 
     /// Its size in bytes.

@@ -297,7 +297,7 @@ fn what_a_gpu_copies_is_verified() {
     let Some(driver) = Driver::compile() else { return };
     // Some pieces long.
     let bytes: Vec<u8> = (0..3_000_000u32).flat_map(|at| (at % 65_521).to_le_bytes()).collect();
-    let file = safetensors(&driver.folder, Dtype::F32, &bytes);
+    let file = safetensors(&driver.folder, Dtype::U32, &bytes);
     let container = compressed(&driver, &file);
     let arguments = [&["verify", &container][..], &ON_GPU, &["--threads", "5"]].concat();
     let output = driver.run(&[("devices", "2")], &arguments);

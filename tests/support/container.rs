@@ -138,6 +138,19 @@ impl Item {
         Self::tile(name, &shape, weights, (256, shape[1]))
     }
 
+    /// Floats in tiles, by the columns of a tile and of the matrix, as the crate encodes them.
+    pub(crate) fn float(
+        name: &str,
+        (dtype, zero_bits): (Dtype, u64),
+        shape: &[u64],
+        data: Vec<u8>,
+        columns: (u64, u64),
+    ) -> Self {
+        let split = tile::FloatSplit::of(dtype, zero_bits).expect("the dtype has such a split");
+        let arrays = encode_floats(&data, split, columns);
+        Self { store: Store::Encoded(arrays), ..Self::raw(name, dtype, shape, data) }
+    }
+
     /// The same bytes again, under another name.
     pub(crate) fn alias(&self, name: &str) -> Self {
         Self { name: name.into(), store: Store::Alias(self.name.clone()), ..self.clone() }
@@ -274,12 +287,23 @@ fn in_sections(arrays: Arrays) -> (Vec<Stored>, [u64; 4]) {
 
 /// The arrays of `tile` by the encoder of the crate.
 pub(crate) fn encode_tile(weights: &[u8], tile_columns: u64, columns: u64) -> Arrays {
-    let geometry =
-        tile::TileGeometry::new(tile_columns, columns, weights.len() as u64 / 2).unwrap();
-    let tile::EncodedTensor { sizes, arrays } = tile::encode_tensor(weights, geometry).unwrap();
+    encode_floats(weights, tile::FloatSplit::BF16, (tile_columns, columns))
+}
+
+/// The arrays of `float`, or of `tile`, by the encoder of the crate.
+pub(crate) fn encode_floats(
+    weights: &[u8],
+    split: tile::FloatSplit,
+    (tile_columns, columns): (u64, u64),
+) -> Arrays {
+    let elements = (weights.len() / split.bytes()) as u64;
+    let geometry = tile::TileGeometry::new(tile_columns, columns, elements).unwrap();
+    let encoded = tile::encode_floats(weights, split, geometry).unwrap();
+    let tile::EncodedTensor { sizes, arrays } = encoded;
     let [codebook, records, bitstream, plane] = arrays;
     let parameters = [tile_columns, columns, sizes.bit_count()];
-    Arrays { codebook, records, bitstream, plane, parameters, zero_bits: 0 }
+    let zero_bits = split.zero_bits().into();
+    Arrays { codebook, records, bitstream, plane, parameters, zero_bits }
 }
 
 impl Model {

@@ -352,7 +352,7 @@ fn name_of(image: *const u8) -> &'static str {
     // SAFETY: as above.
     let all = unsafe { slice::from_raw_parts(image, table + short(58) * short(60)) };
     let has = |name: &str| all.windows(name.len()).any(|window| window == name.as_bytes());
-    let names = ["linear", "gap", "tile"];
+    let names = ["linear", "gap", "tile", "float"];
     let found = names.into_iter().find(|name| has(&format!("df11_{name}_constants")));
     found.expect("a module of df11")
 }

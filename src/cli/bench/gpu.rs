@@ -4,7 +4,7 @@
 use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 
 use df11::{
-    Model, Source,
+    Dtype, Model, Source,
     gpu::{Device, GpuBlock, GpuModel, GpuProgram, LoadOptions, Plan, Preference},
 };
 use serde_json::json;
@@ -87,20 +87,22 @@ fn decoded_bytes(block: GpuBlock<'_>) -> u64 {
     block.tensors().map(|tensor| tensor.byte_length()).sum()
 }
 
-/// A series and all rows of a tensor that stands for its shape: one coded tensor of each, largest
-/// first.
+/// A series and all rows of a tensor that stands for its dtype and shape: one coded tensor of each,
+/// largest first.
 fn shapes(model: &GpuModel) -> Result<Vec<(Series, GpuProgram)>, Failure> {
     let mut shapes = BTreeMap::new();
     for tensor in model.blocks().flat_map(|block| block.tensors()) {
         if tensor.byte_length() >= LARGE_BYTES {
-            let key = (Reverse(tensor.byte_length()), tensor.shape());
+            let key = (Reverse(tensor.byte_length()), tensor.dtype(), tensor.shape());
             shapes.entry(key).or_insert(tensor.name());
         }
     }
-    let programs = shapes.into_iter().map(|((_, shape), name)| {
+    let programs = shapes.into_iter().map(|((_, dtype, shape), name)| {
         let sizes: Vec<String> = shape.iter().map(u64::to_string).collect();
+        let dtype = if dtype == Dtype::BF16 { "" } else { dtype.name() };
         let rows = 0..shape.first().copied().unwrap_or(1);
         let (program, name) = (model.rows(name, rows)?, format!("decode {}", sizes.join("×")));
+        let name = if dtype.is_empty() { name } else { format!("{name} of {dtype}") };
         Ok((Series::new(name, program.bytes(), Some(COPY)), program))
     });
     programs.collect()

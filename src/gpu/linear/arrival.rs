@@ -173,6 +173,7 @@ impl FastRequest<'_> {
             rows,
             columns,
             tiles_across: sizes.geometry().strip_tiles(),
+            weight_bytes: 2,
         };
         transmute!(TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0))
     }

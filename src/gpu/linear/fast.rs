@@ -77,7 +77,7 @@ impl FastArrays {
         status: &Status,
     ) -> Result<()> {
         let Strips { rows, columns, .. } = self.strips;
-        let elements = part.elements();
+        let elements = part.elements(2);
         let wanted = if part.width == 2 * columns {
             part.columns.start / 2..part.columns.end / 2
         } else {

@@ -7,6 +7,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::fast::{FastArrays, Strips};
 use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
+use crate::encoding::tile::{RECORD_BYTES, TileSizes};
 use crate::gpu::task::{
     TILE_KERNEL, TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask,
 };
@@ -14,7 +15,7 @@ use crate::gpu::{
     device::Device, fault::refuse, model::GpuModel, needs::Residence, part::DevicePart,
     program::OUTPUT_ALIGNMENT,
 };
-use crate::{Dtype, Error, Result, encoding::tile::RECORD_BYTES};
+use crate::{Dtype, Error, Result, float::FloatSplit};
 
 /// A BF16 matrix, or a slice of one, that stays compressed in the memory of one GPU, for
 /// [`Linear`](super::Linear).
@@ -96,8 +97,9 @@ impl GpuModel {
         if block.program.is_streamed() {
             return no("is streamed from the host", "load its block resident (LoadOptions::plan)");
         }
-        let Some((coded, sizes)) = coded.and_then(|coded| Some((coded, coded.tile_sizes()?)))
-        else {
+        let bf16 = |sizes: &&TileSizes| sizes.split() == FloatSplit::BF16;
+        let tiles = coded.and_then(|coded| Some((coded, coded.tile_sizes().filter(bf16)?)));
+        let Some((coded, sizes)) = tiles else {
             return no("is not stored in tiles", "convert the container to the tile layout");
         };
         let geometry = sizes.geometry();
@@ -179,7 +181,8 @@ impl Matrix {
         arrays: TileAddresses,
         part: Option<Arc<DevicePart>>,
     ) -> Self {
-        let source = TileSource { arrays, rows, columns, tiles_across: tiles_across(columns) };
+        let tiles_across = tiles_across(columns);
+        let source = TileSource { arrays, rows, columns, tiles_across, weight_bytes: 2 };
         let arrays = StoredArrays { device: device.clone(), source, _part: part };
         Self { name, arrays: MatrixArrays::Stored(arrays), rows: 0..rows, columns: 0..columns }
     }
@@ -357,7 +360,7 @@ impl Device {
 impl StoredArrays {
     /// Device memory of the whole matrix, except its codebook, in bytes.
     fn bytes(&self) -> u64 {
-        let TileSource { arrays, rows, columns, tiles_across } = self.source;
+        let TileSource { arrays, rows, columns, tiles_across, .. } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
         records + arrays.bitstream_bytes + rows * columns + TILE_TABLE_BYTES
     }

@@ -1,0 +1,200 @@
+//! Tiles of other floats than BF16: F8, F16, F32, and what was BF16, F16 or F8 before.
+
+use df11::{
+    Dtype, Encoding,
+    gpu::{LoadOptions, Piece},
+    hazmat::tile::{CODEBOOK, FloatSplit},
+};
+
+use super::{
+    Cut, cases,
+    container::{Item, Model, Store, normal_weights, parse, tile_arrays::Arrays},
+    gpu_stream, is_refused, launch, load, open, random, run,
+};
+
+/// Each dtype with each number of zero bits.
+pub(crate) const FLOATS: [(Dtype, u64); 7] = [
+    (Dtype::F8_E4M3, 0),
+    (Dtype::F8_E5M2, 0),
+    (Dtype::F16, 0),
+    (Dtype::BF16, 4),
+    (Dtype::F32, 0),
+    (Dtype::F32, 13),
+    (Dtype::F32, 16),
+];
+
+/// Each float in rows of tiles, in tiles of a matrix that end with the last column, and in others.
+pub(crate) const CUTS: [Cut; 21] = {
+    let mut cuts = [Cut::Vector; 21];
+    let mut at = 0;
+    while at < cuts.len() {
+        cuts[at] = Cut::Float(at / 3, [None, Some(512), Some(264)][at % 3]);
+        at += 1;
+    }
+    cuts
+};
+
+fn split(float: usize) -> FloatSplit {
+    let (dtype, zero_bits) = FLOATS[float];
+    FloatSplit::of(dtype, zero_bits).unwrap()
+}
+
+/// Floats out of as many BF16 weights: the exponents modulo those that the dtype has. All patterns
+/// of BF16 become all patterns of 8 and 16 bits, and all exponents and signs of 32.
+pub(crate) fn floats(float: usize, weights: &[u8]) -> Vec<u8> {
+    let split = split(float);
+    let (words, mut state) = (weights.as_chunks::<2>().0, 3);
+    let word = |&word: &[u8; 2]| {
+        let word = u32::from(u16::from_le_bytes(word));
+        let (sign, exponent, mantissa) = (word >> 15, word >> 7 & 255, word & 127);
+        // Mantissa, and what the dtype has no place for among the exponents; then more bits.
+        let low = mantissa << 3 | exponent >> 5;
+        let magnitude = split.kept_bits() - 1;
+        let kept = match magnitude {
+            0..=10 => low >> (10 - magnitude),
+            _ => low << (magnitude - 10) | random(&mut state) as u32 >> (31 - (magnitude - 10)),
+        };
+        let exponent = exponent % (1 << split.exponent_bits());
+        split.weight(exponent as u8, sign << magnitude | kept)
+    };
+    words.iter().map(word).flat_map(|word| word.to_le_bytes()[..split.bytes()].to_vec()).collect()
+}
+
+fn arrays(item: &Item) -> &Arrays {
+    let Store::Encoded(arrays) = &item.store else { panic!("{} is in tiles", item.name) };
+    arrays
+}
+
+/// What the reference decoder makes of an item.
+fn reference(item: &Item) -> Option<Vec<u8>> {
+    let Arrays { codebook, records, bitstream, plane, parameters, zero_bits } = arrays(item);
+    let arrays = [codebook, records, bitstream, plane].map(Vec::as_slice);
+    let [tile_columns, columns, bits] = *parameters;
+    let parameters = [tile_columns, columns, bits, *zero_bits];
+    let elements = item.shape.iter().product();
+    df11_reference::decode_float(arrays, parameters, item.dtype.0, elements).ok()
+}
+
+#[test]
+fn floats_decode_as_the_reference_does() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let patterns: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
+    for (float, (dtype, _)) in FLOATS.into_iter().enumerate() {
+        let mut items = vec![];
+        for columns in [None, Some(256), Some(1024)] {
+            let name = format!("patterns {columns:?}");
+            items.push(Cut::Float(float, columns).item(&name, &[256, 256], patterns.clone()));
+        }
+        // Last units of one to eight weights in each half of a pair; a last row of tiles, and a
+        // last column, that are not whole.
+        for count in (8192 + 240..8192 + 280).chain(1..20).step_by(3).chain([8192, 256]) {
+            let weights = normal_weights(count, 9);
+            let item = Cut::Float(float, None).item(&format!("{count}"), &[count as u64], weights);
+            items.push(item);
+        }
+        for (rows, columns) in [(70, 328), (33, 520), (1, 8), (32, 256), (65, 1000)] {
+            let name = format!("{rows} x {columns}");
+            let weights = normal_weights((rows * columns) as usize, columns);
+            items.push(Cut::Float(float, Some(columns)).item(&name, &[rows, columns], weights));
+        }
+        let bytes = Model::new(&items, &[]).build();
+        let (original, model) = (open(bytes.clone()), load(device, bytes));
+        for item in &items {
+            let name = &item.name;
+            let expected = reference(item).unwrap();
+            assert!(expected == item.data, "{dtype:?}, {name}: the reference");
+            assert_eq!(original.tensor(name).unwrap().encoding(), Encoding::Float);
+            let rows = model.rows(name, 0..item.shape[0]).unwrap();
+            assert!(run(&rows, &stream) == expected, "{dtype:?}, {name}");
+        }
+    }
+}
+
+#[test]
+fn floats_stay_compressed_on_the_gpu() {
+    let Some((device, _)) = gpu_stream() else { return };
+    for (float, (dtype, _)) in FLOATS.into_iter().enumerate() {
+        let weights = normal_weights(1 << 20, 7);
+        let item = Cut::Float(float, Some(1024)).item("w", &[1024, 1024], weights);
+        let bytes = load(device, Model::new(std::slice::from_ref(&item), &[]).build());
+        let bytes = bytes.device_bytes();
+        assert!(bytes < item.data.len() as u64 / 100 * 90, "{dtype:?}: {bytes}");
+    }
+}
+
+#[test]
+fn slices_of_floats_decode_alone() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let mut state = 4;
+    for (float, (dtype, _)) in FLOATS.into_iter().enumerate() {
+        let matrix = Cut::Float(float, Some(520));
+        let items = [
+            matrix.item("matrix", &[100, 520], normal_weights(52_000, 1)),
+            Cut::Float(float, None).item("vector", &[91, 199], normal_weights(91 * 199, 2)),
+            matrix.item("experts", &[5, 20, 520], normal_weights(52_000, 3)),
+            matrix.item("folded", &[260, 200], normal_weights(52_000, 4)),
+        ];
+        let bytes = Model::new(&items, &[]).build();
+        let (original, model) = (open(bytes.clone()), load(device, bytes));
+        for name in ["matrix", "vector", "experts", "folded"] {
+            let tensor = original.tensor(name).unwrap();
+            for () in cases(&[(); 40], 3) {
+                let mut range = |&size: &u64| {
+                    let start = random(&mut state) % size;
+                    start..start + 1 + random(&mut state) % (size - start)
+                };
+                let mut ranges: Vec<_> = tensor.shape().iter().map(&mut range).collect();
+                if name == "folded" {
+                    // Its rows are not those of the tiles, and are decoded one by one, each to a
+                    // multiple of 16 bytes.
+                    let columns = ranges[1].start.min(184) / 8 * 8;
+                    ranges[1] = columns..columns + 16;
+                }
+                let slice = tensor.slice(&ranges).unwrap();
+                let mut expected = vec![0; slice.byte_length() as usize];
+                slice.decode_into(&mut expected).unwrap();
+                let program = model.program(&[Piece::new(name, 0).slice(&ranges)]).unwrap();
+                assert!(run(&program, &stream) == expected, "{dtype:?}, {name} {ranges:?}");
+            }
+        }
+        // Rows of nine bytes or more that are no multiple of sixteen.
+        let odd = model.program(&[Piece::new("folded", 0).slice(&[0..9, 0..9])]);
+        assert!(is_refused(odd, "multiple of 16"), "{dtype:?}");
+    }
+}
+
+#[test]
+fn exponents_that_a_dtype_does_not_have_set_the_status() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    for (float, (dtype, _)) in FLOATS.into_iter().enumerate() {
+        let count = 40_000;
+        let item = Cut::Float(float, Some(1000)).item("w", &[40, 1000], normal_weights(count, 1));
+        let original = Model::new(std::slice::from_ref(&item), &[]).build();
+        let words = arrays(&item).codebook.len() / 2;
+        let least = words.saturating_sub(13).min(6);
+        // A pair of the codebook that occurs has a larger exponent in one half; and none has.
+        for (word, half) in [(13, 0), (13, 1), (13 + least / 2, 0), (words - 1, 1), (0, 2)] {
+            let mut draft = parse(&original);
+            let codebook = draft.first_array("w") + CODEBOOK;
+            let mut changed = item.clone();
+            let Store::Encoded(changed_arrays) = &mut changed.store else { unreachable!() };
+            if half < 2 {
+                let at = 2 * word + half;
+                draft.array(codebook)[at] |= 0xE0;
+                changed_arrays.codebook[at] |= 0xE0;
+            }
+            draft.repair_checksums();
+            let options = LoadOptions::new().without_validation();
+            let model = open(draft.pack()).load(device, &options).unwrap();
+            let rows = model.rows("w", 0..40).unwrap();
+            let (result, word) = launch(device, &stream, item.data.len(), |output, status| {
+                rows.decode_into(output, &stream, status)
+            });
+            match reference(&changed) {
+                Some(expected) => assert!(word == 0 && result == expected, "{dtype:?}, {half}"),
+                None if split(float).exponent_bits() == 8 => {}
+                None => assert_ne!(word, 0, "{dtype:?}, {half}"),
+            }
+        }
+    }
+}
