@@ -11,53 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+
+import store_server
 
 RANGE = 16 << 20
 REQUESTS = 32
-
-
-def serve(path: Path, sock: socket.socket) -> None:
-    file, size = path.open("rb"), path.stat().st_size
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.answer(200, 0, size, [])
-
-        def do_GET(self) -> None:
-            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            begin, end = int(first), min(int(last) + 1, size)
-            told = [("Content-Range", f"bytes {begin}-{end - 1}/{size}")]
-            self.answer(206, begin, end, told)
-            self.wfile.flush()
-            while begin < end:
-                begin += os.sendfile(self.connection.fileno(), file.fileno(), begin, end - begin)
-
-        def answer(self, status: int, begin: int, end: int, told: list[tuple[str, str]]) -> None:
-            self.send_response(status)
-            date = "Fri, 27 Nov 2026 00:00:00 GMT"
-            both = [("Content-Length", str(end - begin)), ("ETag", '"x"'), ("Last-Modified", date)]
-            for name, value in both + told:
-                self.send_header(name, value)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
-    server.socket = sock
-    server.serve_forever()
 
 
 def by_obstore(url: str) -> int:
@@ -95,20 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("container", type=Path)
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.serve is not None:
-        serve(chosen.container, socket.socket(fileno=chosen.serve))
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(64)
-        command = [sys.executable, __file__, str(chosen.container), "--serve", str(sock.fileno())]
-        server = subprocess.Popen(command, pass_fds=[sock.fileno()])
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}/x.df11"
-        try:
-            run(url, chosen.turns)
-        finally:
-            server.kill()
+    with store_server.running(chosen.container.parent) as port:
+        run(f"http://127.0.0.1:{port}/{chosen.container.name}", chosen.turns)
 
 
 def run(url: str, turns: int) -> None:

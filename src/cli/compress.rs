@@ -27,7 +27,7 @@ Examples:
   df11 compress Qwen/Qwen3-8B                 from the Hugging Face cache
   df11 compress Qwen3-8B-DF11                 a checkpoint of DFloat11
   df11 compress tune --base Qwen/Qwen3-8B     a fine-tune, as its differences
-  df11 compress s3://models/Qwen3-8B          from a store: gs, az, https, hf too
+  df11 compress s3://models/Qwen3-8B          from a store: gs, az, https, hf
   df11 compress Qwen3-8B -o s3://models/out   into a store: s3, gs or az
 
 Transformers and vLLM load folders. The output gets its name after it has been verified. \
