@@ -107,7 +107,8 @@ def compress(
 
     `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are
     fetched into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or
-    `az://`: the output is uploaded when it is complete and verified, whole or not at all.
+    `az://`: the output is uploaded when it is complete and verified, whole or not at all. Nothing
+    in a store is replaced, also with `overwrite`.
 
     Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
     `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import os
 import shlex
@@ -25,6 +24,10 @@ from ._wrapping import wrap_listed
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Registers df11 right after a module has run. Stays until then, since libraries also look for
+    modules that they do not import (`importlib.util.find_spec`).
+    """
+
     def __init__(self, awaited: str) -> None:
         self.awaited = awaited
 
@@ -33,14 +36,17 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if name != self.awaited:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             _register_now(name)
 
         spec.loader.exec_module = run_and_register  # type: ignore[method-assign]

@@ -55,9 +55,9 @@ pub(crate) fn compress<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
+        let destination = Destination::of(&out)?;
         let source = LocalSource::find(&source, observer)?;
         let opened = Sources::open(source.path(), None)?;
-        let destination = Destination::of(&out, overwrite)?;
         prepare(overwrite, source.path(), destination.path(), "df11")?;
         let reports = df11::compress_all(&opened, destination.path(), &options, observer)?;
         destination.publish(observer)?;
@@ -120,7 +120,7 @@ pub(crate) fn convert<'py>(
     let options = options.verify(verify).overwrite(overwrite);
     reported(py, progress, |observer| {
         let opened = open_to_stream(&source, base)?;
-        let destination = Destination::of(&out, overwrite)?;
+        let destination = Destination::of(&out)?;
         prepare(overwrite, &source, destination.path(), "df11")?;
         let reports = df11::convert_all(&opened, destination.path(), &options, observer)?;
         destination.publish(observer)?;

@@ -20,7 +20,7 @@ Environment = Callable[..., dict[str, str]]
 # Stored as it is, so that the stand-in decodes it: layers of some sizes, which do not go to one
 # block of small ones.
 RAW: Tensors = {
-    f"model.layers.{layer}.{name}": ("F32", (40, columns), bytes([layer, *range(159)]) * columns)
+    f"model.layers.{layer}.{name}": ("U32", (40, columns), bytes([layer, *range(159)]) * columns)
     for layer in range(4)
     for name, columns in [("a", 300), ("b", 250), ("c", 3)]
 }

@@ -63,6 +63,20 @@ def test_import_loads_nothing_large() -> None:
     assert not {"torch", "numpy", "transformers", "tqdm"} & set(out.split())
 
 
+def test_a_module_that_was_looked_for_is_registered_when_it_is_imported() -> None:
+    pytest.importorskip("transformers")
+    out = run(
+        """
+        import importlib.util, df11
+        for _ in range(2):
+            assert importlib.util.find_spec("transformers.modeling_utils").origin
+        import transformers.modeling_utils
+        print(transformers.modeling_utils._get_resolved_checkpoint_files._df11)
+        """
+    )
+    assert out == "True"
+
+
 def test_exceptions_are_sorted_by_fault() -> None:
     for name, base in {
         "IoError": OSError,

@@ -163,9 +163,12 @@ def test_the_cache_of_the_hub_comes_first(
     assert compressed("cached") == near and hub.asked == []
     told = command("compress", "hf://org/bf16", "-o", "told", cwd=tmp_path)
     assert "told" in told and "org/bf16" in (tmp_path / "told/README.md").read_text()
-    (tmp_path / "hub/models--org--bf16/snapshots/0123/model-00001-of-00002.safetensors").unlink()
-    with pytest.raises(df11.ParameterError, match="HF_HUB_OFFLINE"):
-        compressed("partial")
+    snapshot = tmp_path / "hub/models--org--bf16/snapshots/0123"
+    # Of two shards one is missing; then the index is, too, and the other looks like a model.
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
+        (snapshot / name).unlink()
+        with pytest.raises(df11.ParameterError, match="HF_HUB_OFFLINE"):
+            compressed("partial")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert compressed("again") == near and hub.downloaded()
 
@@ -178,21 +181,27 @@ def test_an_output_in_a_bucket(bucket: str, model: Path, tmp_path: Path, place: 
     assert objects("out/model-df11") == near
     with pytest.raises(df11.ParameterError, match=rf"{name}.*exists"):
         df11.compress(model, name, progress=False)
-    # What is replaced is an earlier output, and all of it.
+    # Nothing is replaced, by anybody.
     one = tmp_path / "one"
     one.mkdir()
     write_safetensors(one / "other.safetensors", SAMPLE)
-    text = command("compress", one, "-o", name, "--force", "--no-card", cwd=tmp_path)
-    assert name in text and f'df11.open("{name}")' in text
-    assert objects("out/model-df11").keys() == {"other.df11"}
-    put(f"{bucket}/models/out/model-df11/mine.txt", b"mine")
-    text = command("compress", one, "-o", name, "--force", cwd=tmp_path, code=2)
-    assert f"{name}/mine.txt is no earlier output" in text
+    text = command("compress", one, "-o", "s3://models/out", "--force", cwd=tmp_path, code=2)
+    assert "s3://models/out exists, and nothing in a store is replaced" in text
+    with pytest.raises(df11.ParameterError, match="nothing in a store is replaced"):
+        df11.compress(one, name, overwrite=True, progress=False)
+    assert objects("out/model-df11") == near
+    text = command("compress", one, "-o", "s3://models/out/one", "--no-card", cwd=tmp_path)
+    assert "s3://models/out/one" in text and 'df11.open("s3://models/out/one")' in text
+    assert objects("out/one").keys() == {"other.df11"}
+    put(f"{bucket}/models/mine/notes.txt", b"mine")
+    text = command("compress", one, "-o", "s3://models/mine", "--force", cwd=tmp_path, code=2)
+    assert "s3://models/mine exists" in text and objects("mine") == {"notes.txt": b"mine"}
     df11.convert(name, "s3://models/out/all.df11", layout="gap", progress=False)
     assert df11.verify("s3://models/out/all.df11", progress=False).unchecked == ()
     with pytest.raises(df11.ParameterError, match="exists"):
         df11.convert(name, "s3://models/out/all.df11", progress=False)
-    df11.convert(name, "s3://models/out/all.df11", overwrite=True, progress=False)
+    with pytest.raises(df11.ParameterError, match="nothing in a store is replaced"):
+        df11.convert(name, "s3://models/out/all.df11", overwrite=True, progress=False)
     assert list(place.iterdir()) == []
 
 
@@ -200,6 +209,7 @@ def test_outputs_that_are_refused(tmp_path: Path, model: Path) -> None:
     for name, remedy in {
         "https://me:secret@host/model": "tool of the server",
         "hf://org/name": "hf upload",
+        "s3://models/x.safetensors": "end its name in .df11",
     }.items():
         with pytest.raises(df11.ParameterError, match=remedy) as caught:
             df11.compress(model, name, progress=False)

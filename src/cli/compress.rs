@@ -127,7 +127,7 @@ impl Compress {
         let start = Instant::now();
         let (source, out) = self.selection.open(place, self.out.as_ref())?;
         source.notes().for_each(|note| session.notice(note));
-        let destination = Destination::of(&out, self.writing.force)?;
+        let destination = Destination::of(&out)?;
         if self.writing.force {
             check_replaceable(&place.path, destination.path(), "df11")?;
         }
@@ -186,7 +186,7 @@ impl Convert {
         check_out(&self.out)?;
         let start = Instant::now();
         let models = open_to_stream(&self.source, &self.base)?;
-        let destination = Destination::of(&self.out, self.writing.force)?;
+        let destination = Destination::of(&self.out)?;
         if self.writing.force {
             check_replaceable(&self.source, destination.path(), "df11")?;
         }

@@ -24,7 +24,7 @@ impl Task<'_> {
     pub(super) fn add_to(&self, json: &mut Value, bytes: u64, seconds: f64) {
         json["command"] = json!(self.verb);
         json["source"] = json!(text::path_field(self.source));
-        json["output"] = json!(self.out.to_string_lossy());
+        json["output"] = json!(text::path_field(self.out));
         json["seconds"] = json!(seconds);
         json["bytes_per_second"] = json!(text::per_second(bytes, seconds));
     }

@@ -157,12 +157,9 @@ pub(crate) fn seal(text: &str) -> String {
 
 /// Whether a file in a folder is a card, as it was written.
 pub(crate) fn is_card(root: &Path, path: &str) -> bool {
-    is_card_with(path, |most| read_regular(&root.join(path), most).ok())
-}
-
-/// The same of a file whose bytes, of at most so many, a function reads.
-pub(crate) fn is_card_with(path: &str, read: impl FnOnce(u64) -> Option<Vec<u8>>) -> bool {
-    CARD_NAMES.contains(&path) && read(MAX_CARD_BYTES).is_some_and(|bytes| is_sealed(&bytes))
+    let file = root.join(path);
+    CARD_NAMES.contains(&path)
+        && read_regular(&file, MAX_CARD_BYTES).is_ok_and(|bytes| is_sealed(&bytes))
 }
 
 fn is_sealed(bytes: &[u8]) -> bool {

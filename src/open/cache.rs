@@ -2,8 +2,10 @@
 //! somebody names a folder.
 //!
 //! ```text
-//! FOLDER/IDENTITY/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
+//! FOLDER/HASH/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
 //! ```
+//! HASH is that of the container's name and of the model's identity: a store that claims the identity
+//! of another's model cannot give chunks to it.
 //! A file appears whole, by a rename, and is checked whenever it is read: one that is damaged is
 //! removed, and the chunk is fetched again. What was used longest ago goes first. The crate
 //! `cacache` would bring its own hashes, index and runtime, and bounds nothing.
@@ -32,9 +34,10 @@ const UNCOUNTED_BYTES: u64 = 64 << 20;
 const LEFT_PERCENT: u64 = 90;
 const ENDING: &str = "chunk";
 
-/// Which chunk: of this model, in this shard, with this number and this checksum.
+/// Which chunk: of this model, in this shard of this name, with this number and this checksum.
 pub(super) struct ChunkKey<'a> {
     pub(super) identity: &'a [u8; 32],
+    pub(super) name: &'a Path,
     pub(super) shard: u64,
     pub(super) chunk: usize,
     pub(super) checksum: u32,
@@ -48,13 +51,12 @@ pub(crate) struct CacheFolder {
     pub(crate) most: u64,
 }
 
-static CHOSEN: OnceLock<CacheFolder> = OnceLock::new();
+static CHOSEN: OnceLock<(PathBuf, Option<u64>)> = OnceLock::new();
 
 /// Chooses the cache of this process, for models that are opened without one of their own. The
-/// first choice stays. `None` bytes stand for 64 GiB.
+/// first choice stays. `None` bytes stand for those of `DF11_CACHE_BYTES`, or for 64 GiB.
 pub fn choose_cache(folder: &Path, most: Option<u64>) {
-    let most = most.unwrap_or(DEFAULT_BYTES);
-    let _ = CHOSEN.set(CacheFolder { folder: folder.to_owned(), most });
+    let _ = CHOSEN.set((folder.to_owned(), most));
 }
 
 impl CacheFolder {
@@ -63,21 +65,22 @@ impl CacheFolder {
     /// # Errors
     /// [`Error::Parameter`] for a number that is none.
     pub(super) fn chosen() -> Result<Option<Self>> {
-        if let Some(chosen) = CHOSEN.get() {
-            return Ok(Some(chosen.clone()));
-        }
-        let Some(folder) = env::var_os("DF11_CACHE").filter(|folder| !folder.is_empty()) else {
-            return Ok(None);
+        let named = || {
+            let folder = env::var_os("DF11_CACHE").filter(|folder| !folder.is_empty())?;
+            Some((folder.into(), None))
         };
-        let most = match env::var("DF11_CACHE_BYTES") {
-            Err(_) => DEFAULT_BYTES,
-            Ok(text) => text.parse().map_err(|_| {
-                let problem = format!("DF11_CACHE_BYTES is {text:?}");
-                Error::parameter(problem, "set it to a number of bytes")
-            })?,
-        };
-        Ok(Some(Self { folder: folder.into(), most }))
+        let Some((folder, most)) = CHOSEN.get().cloned().or_else(named) else { return Ok(None) };
+        let most = most.map_or_else(bytes_of_environment, Ok)?;
+        Ok(Some(Self { folder, most }))
     }
+}
+
+fn bytes_of_environment() -> Result<u64> {
+    let Ok(text) = env::var("DF11_CACHE_BYTES") else { return Ok(DEFAULT_BYTES) };
+    text.parse().map_err(|_| {
+        let problem = format!("DF11_CACHE_BYTES is {text:?}");
+        Error::parameter(problem, "set it to a number of bytes")
+    })
 }
 
 /// An open cache.
@@ -108,9 +111,11 @@ impl Cache {
     }
 
     fn path_of(&self, key: &ChunkKey<'_>) -> PathBuf {
-        let identity = blake3::Hash::from_bytes(*key.identity).to_hex();
+        let mut model = blake3::Hasher::new();
+        model.update(key.identity).update(key.name.as_os_str().as_encoded_bytes());
+        let model = model.finalize().to_hex();
         let name = format!("{}-{}-{:08x}.{ENDING}", key.shard, key.chunk, key.checksum);
-        self.place.folder.join(&identity[..]).join(name)
+        self.place.folder.join(&model[..]).join(name)
     }
 
     /// The bytes of a chunk of this length, if they are here and right.
@@ -160,6 +165,9 @@ impl Cache {
         let mut all = Vec::new();
         for folder in fs::read_dir(&self.place.folder).map_err(listing)? {
             let folder = folder.map_err(listing)?.path();
+            if !is_of_cache(&folder) {
+                continue;
+            }
             let _ = remove_leftovers(&folder);
             // Another process may have removed it.
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
@@ -185,6 +193,14 @@ impl Cache {
         *count = Count { counted: bytes, added: 0 };
         Ok(())
     }
+}
+
+/// Whether a folder has a name that only a cache gives: other files beside it are somebody's.
+fn is_of_cache(folder: &Path) -> bool {
+    folder
+        .file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Option<()> {

@@ -13,6 +13,7 @@ impl Shard {
         let record = &self.directory().shard;
         ChunkKey {
             identity: &record.identity,
+            name: self.path(),
             shard: record.shard_index.get(),
             chunk,
             checksum: self.directory().checksums[chunk].get(),

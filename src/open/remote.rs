@@ -132,13 +132,6 @@ impl OpenOptions {
         Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
     }
 
-    /// The paths of the side files that a container of a place records.
-    pub(crate) fn recorded_at(&self, place: &Place, path: &str) -> Result<Vec<String>> {
-        let shard = self.far_shard(place, path)?;
-        let side = shard.files().filter(|file| !file.is_weights());
-        Ok(side.map(|file| file.path().to_owned()).collect())
-    }
-
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
     /// folder: those that the containers record, and `others` beside them, as far as they are
     /// there.

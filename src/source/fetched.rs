@@ -124,8 +124,8 @@ mod remote {
         platform::free_bytes,
         progress::{Observer, Stage, advance},
         source::{
-            dfloat11,
-            folder::is_other_format,
+            Component, dfloat11,
+            folder::{Source, is_other_format},
             header::LENGTH_BYTES,
             hub_cache,
             pipeline::Sources,
@@ -194,11 +194,19 @@ mod remote {
             WantedFiles::AllFiles => return None,
         };
         let path = hub_cache::snapshot_of(&asked.name, &asked.revision)?.join(&asked.path);
-        if path.join(MODEL_INDEX).exists() || Sources::open(&path, variant).is_err() {
+        let sources = Sources::open(&path, variant).ok()?;
+        if path.join(MODEL_INDEX).exists() || !sources.components().iter().all(is_whole) {
             return None;
         }
         let notes = vec![format!("the cache's snapshot {} was read", path.display())];
         Some(FetchedSource { path, repository: Some(asked.name.clone()), notes, _folder: None })
+    }
+
+    /// Whether a snapshot has all shards of its weights: with their index, opening has looked for
+    /// them; without one a single shard looks like a model.
+    fn is_whole(component: &Component<Source>) -> bool {
+        let has_index = component.model.side.iter().any(|file| file.path.ends_with(".index.json"));
+        has_index || !component.model.weights.iter().any(|file| file.path.contains("-of-"))
     }
 
     /// The files of a place, of which one file has the empty path, and notes on them. None if it is
@@ -341,7 +349,9 @@ mod remote {
             self.fetch_whole(&coded, observer)?;
             let rest = match self.wanted {
                 WantedFiles::Headers => BTreeSet::new(),
-                WantedFiles::Variant(variant) if self.root.is_dir() => self.taken(variant)?,
+                WantedFiles::Variant(variant) if self.root.is_dir() => {
+                    self.taken(variant, &coded)?
+                }
                 _ => self.objects.keys().cloned().collect(),
             };
             self.fetch_whole(&rest.difference(&coded).cloned().collect(), observer)
@@ -354,18 +364,34 @@ mod remote {
             Ok(paths.filter(|path| folders.contains(folder_of(path))).cloned().collect())
         }
 
-        /// The weights that compression will read.
-        fn taken(&self, variant: Option<&str>) -> Result<BTreeSet<String>> {
+        /// The weights that compression will read, except those of `coded` folders, of which a file
+        /// stands for several.
+        fn taken(
+            &self,
+            variant: Option<&str>,
+            coded: &BTreeSet<String>,
+        ) -> Result<BTreeSet<String>> {
             let sources = Sources::open(&self.root, variant)?;
             let components = sources.components().iter();
             let all = components.flat_map(|component| {
                 component.model.weights.iter().map(|file| component.path_of(&file.path))
             });
-            Ok(all.filter(|path| self.objects.contains_key(path)).collect())
+            let joined: BTreeSet<&str> = coded.iter().map(|path| folder_of(path)).collect();
+            let (here, others): (BTreeSet<_>, BTreeSet<_>) =
+                all.partition(|path| self.objects.contains_key(path));
+            // Some disks take two names for one: then a file would keep its zeros.
+            match others.iter().find(|path| !joined.contains(folder_of(path))) {
+                None => Ok(here),
+                Some(path) => {
+                    let problem = format!("the temporary folder has {path:?} under another name");
+                    Err(Error::parameter(problem, "set TMPDIR to a folder on another disk"))
+                }
+            }
         }
 
         fn fetch_whole(&self, paths: &BTreeSet<String>, observer: &dyn Observer) -> Result<()> {
-            let bytes = paths.iter().map(|path| self.objects[path].size()).sum();
+            let sizes = paths.iter().map(|path| self.objects[path].size());
+            let bytes = sizes.fold(0, u64::saturating_add);
             self.check_space(bytes)?;
             if !paths.is_empty() {
                 observer.begin(bytes);

@@ -56,6 +56,12 @@ impl From<object_store::Error> for Fault {
             E::AlreadyExists { .. } | E::Precondition { .. } => {
                 return Self::lasting(AlreadyExists, "something has this name");
             }
+            E::InvalidPath { .. } => {
+                return Self::lasting(
+                    InvalidData,
+                    "it has a name with an empty part, . or ..; rename that object",
+                );
+            }
             E::NotSupported { .. } => return Self::lasting(Unsupported, NO_RANGES),
             _ => {}
         }

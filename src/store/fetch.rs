@@ -12,6 +12,7 @@ use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Pat
 use tokio::{sync::Semaphore, time};
 
 use super::fault::{CHANGED, Fault};
+use crate::constants::MAX_SHARDS;
 
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
 const PROGRESS_BYTES: usize = 16 << 10;
@@ -180,6 +181,10 @@ impl ObjectSource {
         let (mut all, mut paths) = (self.store.list(prefix), Vec::new());
         while let Some(found) = self.in_time(all.next()).await? {
             paths.push(found.map_err(Fault::from)?.location.to_string());
+            if paths.len() as u64 > 2 * MAX_SHARDS {
+                let problem = "it lists more files than a model has; name the model's own folder";
+                return Err(Fault::lasting(io::ErrorKind::InvalidData, problem));
+            }
         }
         Ok(paths)
     }

@@ -196,8 +196,8 @@ impl Place {
         }
     }
 
-    /// Puts a file at a path below the place. Tells how many bytes more were sent, and ends if the
-    /// answer to that is an error. An object that is there is replaced only with `overwrite`.
+    /// Puts a file at a path below the place where nothing is. Tells how many bytes more were sent,
+    /// and ends if the answer to that is an error.
     ///
     /// # Errors
     /// [`Error::Exists`]; [`Error::Io`]; [`Error::Cancelled`]; [`Error::Parameter`] if the store
@@ -206,16 +206,15 @@ impl Place {
         &self,
         path: &str,
         file: &Path,
-        overwrite: bool,
         advance: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
-        self.target(path)?.put(file, overwrite, advance)
+        self.target(path)?.put(file, advance)
     }
 
     /// Removes the object at a path below the place.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]; [`Error::Parameter`] if the store only reads.
     pub(crate) fn remove(&self, path: &str) -> Result<()> {
         self.target(path)?.remove()
     }
@@ -324,6 +323,8 @@ impl Place {
             let index: WeightIndex = serde_json::from_slice(&bytes)
                 .map_err(|error| Error::corrupt(self.name_of(&name), 0, error))?;
             let files: BTreeSet<_> = index.weight_map.into_values().collect();
+            let what = format_args!("the number of files that {} names", self.name_of(&name));
+            Error::check_limit(what, files.len() as u64, MAX_SHARDS)?;
             files.iter().try_for_each(|path| check_path(path))?;
             return Ok(Some((name, files)));
         }

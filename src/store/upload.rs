@@ -51,8 +51,6 @@ struct Upload {
     path: Path,
     patience: Patience,
     file: Arc<FileReader>,
-    /// Whether it may take the place of another.
-    overwrite: bool,
     sent: Arc<AtomicU64>,
 }
 
@@ -66,20 +64,19 @@ pub(super) struct UploadTarget {
 }
 
 impl UploadTarget {
-    /// Puts a file there. Tells how many bytes more were sent, and ends if the answer to that is an
-    /// error. An object that is there is replaced only with `overwrite`.
+    /// Puts a file where nothing is. Tells how many bytes more were sent, and ends if the answer to
+    /// that is an error.
     ///
     /// # Errors
     /// [`Error::Exists`]; [`Error::Io`]; [`Error::Cancelled`]; that of `advance`.
     pub(super) fn put(
         self,
         file: &std::path::Path,
-        overwrite: bool,
         mut advance: impl FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         let file = Arc::new(FileReader::open(file)?);
         let Self { store, path, patience, name } = self;
-        let upload = Upload { store, path, patience, file, overwrite, sent: Arc::default() };
+        let upload = Upload { store, path, patience, file, sent: Arc::default() };
         let (mut stopped, mut told) = (None, 0);
         let mut tell = || {
             let now = upload.sent.load(Ordering::Relaxed);
@@ -118,8 +115,8 @@ impl Upload {
         }
         let this = self.clone();
         let id = watched(tell, async move {
-            let create = || async { this.store.create_multipart(&this.path).await };
-            retry(this.patience, || async { create().await.map_err(Fault::from) }).await
+            let create = || this.in_time(this.store.create_multipart(&this.path));
+            retry(this.patience, create).await
         })?;
         let (this, of) = (self.clone(), id.clone());
         let put = watched(tell, async move { this.put_parts(of).await });
@@ -136,9 +133,8 @@ impl Upload {
 
     async fn put_small(&self) -> io::Result<()> {
         let payload = self.read(0..self.file.size())?;
-        let mode = if self.overwrite { PutMode::Overwrite } else { PutMode::Create };
         let put = || async {
-            let options = PutOptions::from(mode.clone());
+            let options = PutOptions::from(PutMode::Create);
             let sent = self.store.put_opts(&self.path, payload.clone(), options);
             self.in_time(sent).await.map(drop)
         };
@@ -153,7 +149,7 @@ impl Upload {
         let parts = parallel::cut(0..size, each, 1).enumerate();
         let put = parts.map(|(at, range)| self.put_part(&id, at, range));
         let parts: Vec<PartId> = stream::iter(put).buffered(AT_ONCE).try_collect().await?;
-        if !self.overwrite && self.length().await?.is_some() {
+        if self.length().await?.is_some() {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let complete = || async {
@@ -202,10 +198,16 @@ impl Upload {
         &self,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Fault> {
-        let most = self.patience.stall.saturating_mul(STALLS);
-        let late = |_| Fault::passing(io::ErrorKind::TimedOut, "the server took too long");
-        Ok(time::timeout(most, work).await.map_err(late)??)
+        within(self.patience.stall.saturating_mul(STALLS), work).await
     }
+}
+
+async fn within<T>(
+    most: Duration,
+    work: impl Future<Output = object_store::Result<T>>,
+) -> Result<T, Fault> {
+    let late = |_| Fault::passing(io::ErrorKind::TimedOut, "the server took too long");
+    Ok(time::timeout(most, work).await.map_err(late)??)
 }
 
 /// Waits, and tells meanwhile what was sent.
@@ -249,7 +251,8 @@ pub(super) fn length_of(source: &ObjectSource) -> io::Result<Option<u64>> {
     let (store, path, patience) = (Arc::clone(&source.store), source.path.clone(), source.patience);
     let handle = runtime::handle().map_err(io::Error::other)?;
     let found = wait(handle, async move {
-        retry(patience, || async { Ok(store.head(&path).await?.size) }).await
+        let head = || async { Ok(within(patience.stall, store.head(&path)).await?.size) };
+        retry(patience, head).await
     });
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -1,10 +1,10 @@
 //! Outputs that go into a store: written and verified here, then uploaded.
 //!
 //! ```text
-//! existing objects are checked → output in a temporary folder → containers → side files
-//!         → index, config, pipeline.df11 → objects of an earlier output go → directories read back
+//! nothing has the name → output in a temporary folder → containers → side files
+//!         → index, config, pipeline.df11 → directories read back
 //! ```
-//! A reader that comes meanwhile finds containers that tell that others are missing.
+//! A reader that comes before the end lacks the files by which loaders know a folder as a model's.
 
 use std::path::{Path, PathBuf};
 
@@ -22,17 +22,16 @@ pub struct Destination {
 
 impl Destination {
     /// A path is the place itself. For a name in an object store, such as `s3://bucket/model`, the
-    /// place is in the system's temporary folder. What the store has there is replaced only with
-    /// `overwrite`, and only if an earlier output of this crate holds or records all of it.
+    /// place is in the system's temporary folder. Nothing in a store is replaced.
     ///
     /// # Errors
-    /// [`Error::Exists`](crate::Error::Exists); [`Error::Parameter`](crate::Error::Parameter) for
-    /// HTTP and the Hub, which take no objects, and for objects that are no earlier output;
-    /// [`Error::Io`](crate::Error::Io); [`Error::Unsupported`](crate::Error::Unsupported) without
-    /// the feature `remote`.
-    pub fn of(out: &Path, overwrite: bool) -> Result<Self> {
+    /// [`Error::Parameter`](crate::Error::Parameter) for HTTP and the Hub, which take no objects,
+    /// and for a name that has some; [`Error::Limit`](crate::Error::Limit) for one that has too
+    /// many; [`Error::Io`](crate::Error::Io); [`Error::Unsupported`](crate::Error::Unsupported)
+    /// without the feature `remote`.
+    pub fn of(out: &Path) -> Result<Self> {
         match out.to_str().filter(|_| is_far(out)) {
-            Some(name) => Self::in_store(name, overwrite),
+            Some(name) => Self::in_store(name),
             None => Ok(Self {
                 path: out.to_owned(),
                 #[cfg(feature = "remote")]
@@ -42,13 +41,13 @@ impl Destination {
     }
 
     #[cfg(feature = "remote")]
-    fn in_store(name: &str, overwrite: bool) -> Result<Self> {
-        let remote = Remote::of(name, overwrite)?;
+    fn in_store(name: &str) -> Result<Self> {
+        let remote = Remote::of(name)?;
         Ok(Self { path: remote.local(), remote: Some(remote) })
     }
 
     #[cfg(not(feature = "remote"))]
-    fn in_store(name: &str, _: bool) -> Result<Self> {
+    fn in_store(name: &str) -> Result<Self> {
         Err(crate::paths::no_stores(name))
     }
 
@@ -57,12 +56,16 @@ impl Destination {
         &self.path
     }
 
-    /// Uploads the output, if it goes into a store; nothing else. If that fails, the objects that
-    /// were put there are removed again, except those that took the place of an earlier output's.
+    /// Uploads the output, if it goes into a store, and opens it there; does nothing else. If the
+    /// upload fails, the objects that it put there are removed again.
     ///
     /// # Errors
-    /// [`Error::Exists`](crate::Error::Exists) if something was put there meanwhile;
-    /// [`Error::Io`](crate::Error::Io); [`Error::Cancelled`](crate::Error::Cancelled).
+    /// [`Error::Parameter`](crate::Error::Parameter) and [`Error::Exists`](crate::Error::Exists) if
+    /// something was put there meanwhile; [`Error::Io`](crate::Error::Io);
+    /// [`Error::Cancelled`](crate::Error::Cancelled); those of [`OpenOptions::open`] for what is
+    /// there at the end.
+    ///
+    /// [`OpenOptions::open`]: crate::OpenOptions::open
     pub fn publish(self, observer: &dyn Observer) -> Result<()> {
         #[cfg(feature = "remote")]
         if let Some(remote) = &self.remote {

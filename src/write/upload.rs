@@ -1,20 +1,26 @@
-//! The objects of an output in a store: which may be replaced, and in which order new ones come.
+//! The objects of an output in a store, and their order. Nothing there is replaced: a store renames
+//! no folder, so an earlier output would be gone before the new one is whole.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use crate::{
     Error, OpenOptions, Result,
-    open::beside::is_card_with,
-    paths::{CONFIG, MODEL_INDEX, PIPELINE, check_path, is_container, scheme_of, shown_name},
+    paths::{
+        CONFIG, MODEL_INDEX, PIPELINE, check_path, is_container, is_safetensors, scheme_of,
+        shown_name,
+    },
     progress::{Observer, Stage, advance},
     source::walk,
     store::{Patience, Place},
     temporary::{TemporaryFolder, folder_for_fetched},
 };
+
+/// How long an output that failed is taken away.
+const WITHDRAWAL: Duration = Duration::from_secs(20);
 
 /// An output in a store.
 #[derive(Debug)]
@@ -22,26 +28,22 @@ pub(super) struct Remote {
     name: String,
     place: Place,
     folder: TemporaryFolder,
-    overwrite: bool,
-    /// Objects of an earlier output, by their paths.
-    earlier: BTreeSet<String>,
 }
 
 impl Remote {
-    pub(super) fn of(name: &str, overwrite: bool) -> Result<Self> {
+    pub(super) fn of(name: &str) -> Result<Self> {
         check_scheme(name)?;
         let name = name.trim_end_matches('/');
         let place = Place::of(name, Patience::DEFAULT)?;
         Error::unless(check_path(place.last_name()).is_ok(), || {
             Error::parameter(format!("{} names no folder", shown_name(name)), "add a path to it")
         })?;
-        let folder = folder_for_fetched()?;
-        let mut remote =
-            Self { name: name.to_owned(), place, folder, overwrite, earlier: BTreeSet::new() };
-        remote.earlier = remote.there()?;
-        if !remote.earlier.is_empty() {
-            remote.check_earlier()?;
-        }
+        Error::unless(!is_safetensors(place.last_name()), || {
+            let problem = format!("{} would be a container", place.name_of(""));
+            Error::parameter(problem, "end its name in .df11")
+        })?;
+        let remote = Self { name: name.to_owned(), place, folder: folder_for_fetched()? };
+        remote.check_free()?;
         Ok(remote)
     }
 
@@ -50,63 +52,44 @@ impl Remote {
         self.folder.path().join(self.place.last_name())
     }
 
-    /// The paths of the objects that are there.
-    fn there(&self) -> Result<BTreeSet<String>> {
-        if self.place.is_file() {
-            return Ok(self.place.has("")?.then(String::new).into_iter().collect());
-        }
-        Ok(self.place.files()?.unwrap_or_default().into_iter().collect())
+    /// Refuses a name that has objects.
+    fn check_free(&self) -> Result<()> {
+        let is_there = if self.place.is_file() {
+            self.place.has("")?
+        } else {
+            self.place.files()?.is_some_and(|files| !files.is_empty())
+        };
+        Error::unless(!is_there, || {
+            let problem = format!("{} exists, and nothing in a store is replaced", self.name());
+            Error::parameter(problem, "choose another name, or remove it with the store's own tool")
+        })
     }
 
-    /// Refuses objects that are no earlier output: neither containers, nor named by one, nor a
-    /// model card.
-    fn check_earlier(&self) -> Result<()> {
-        Error::unless(self.overwrite, || Error::Exists { path: self.place.name_of("") })?;
-        let mut known = BTreeSet::new();
-        let opening = OpenOptions::new();
-        for path in self.earlier.iter().filter(|path| path.is_empty() || is_container(path)) {
-            for file in opening.recorded_at(&self.place, path)? {
-                let folders = path.char_indices().filter(|&(_, char)| char == '/');
-                let folders = folders.map(|(end, _)| &path[..=end]).chain([""]);
-                known.extend(folders.map(|folder| format!("{folder}{file}")));
-            }
-            known.insert(path.clone());
-        }
-        let read = |path: &str, most| self.place.read_if_there(path, most).ok().flatten();
-        let is_card = |path: &str| is_card_with(path, |most| read(path, most));
-        let foreign = self.earlier.iter().find(|path| !known.contains(*path) && !is_card(path));
-        foreign.map_or(Ok(()), |path| {
-            let problem = format!("{} is no earlier output of df11", self.place.name_of(path));
-            Err(Error::parameter(problem, "choose another output, or remove the object"))
-        })
+    fn name(&self) -> String {
+        self.place.name_of("")
     }
 
     pub(super) fn publish(&self, observer: &dyn Observer) -> Result<()> {
         let files = self.files()?;
-        let now = self.there()?;
-        Error::unless(now.is_subset(&self.earlier), || Error::Exists {
-            path: self.place.name_of(""),
-        })?;
+        self.check_free()?;
         observer.begin(files.iter().map(|file| file.length).sum());
         observer.enter(Stage::Upload);
-        let mut put = Vec::new();
-        let done = files.iter().try_for_each(|NewFile { path, file, .. }| {
-            let replaces = self.earlier.contains(path);
-            if !replaces {
-                put.push(path);
+        for (at, NewFile { path, file, .. }) in files.iter().enumerate() {
+            let put = self.place.put(path, file, |bytes| advance(observer, bytes));
+            if let Err(error) = put {
+                // An object that failed may be another's.
+                self.withdraw(&files[..at]);
+                return Err(error);
             }
-            self.place.put(path, file, replaces, |bytes| advance(observer, bytes))
-        });
-        let new: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
-        let mut stale = self.earlier.difference(&new);
-        let done = done.and_then(|()| stale.try_for_each(|path| self.place.remove(path)));
-        if let Err(error) = done.and_then(|()| self.read_back()) {
-            // The last one is another's if it took the name meanwhile.
-            let own = if matches!(error, Error::Exists { .. }) { put.len() - 1 } else { put.len() };
-            put[..own].iter().for_each(|path| drop(self.place.remove(path)));
-            return Err(error);
         }
-        Ok(())
+        self.read_back()
+    }
+
+    /// Removes objects, the last ones first.
+    fn withdraw(&self, files: &[NewFile]) {
+        let end = Instant::now() + WITHDRAWAL;
+        let files = files.iter().rev().take_while(|_| Instant::now() < end);
+        files.for_each(|file| drop(self.place.remove(&file.path)));
     }
 
     /// The files to put, in their order.
@@ -136,7 +119,7 @@ impl Remote {
         let found = identities(Path::new(&self.name))?;
         Error::unless(found == identities(&self.local())?, || {
             let problem = "the store has another model than was put there";
-            Error::corrupt("directory", 0, problem).in_file(self.place.name_of(""))
+            Error::corrupt("directory", 0, problem).in_file(self.name())
         })
     }
 }

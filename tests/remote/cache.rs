@@ -125,6 +125,27 @@ fn what_was_used_longest_ago_goes_first() {
     assert!(files(&folder.path().join("a")).is_empty());
 }
 
+/// A store that claims another model's identity and checksums gives it no chunks, and files of
+/// others in the folder of a cache stay.
+#[test]
+fn chunks_are_of_one_name_and_others_files_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let mine = folder.path().join("mine");
+    fs::create_dir(&mine).unwrap();
+    fs::write(mine.join("x.chunk"), vec![0; 3 << 20]).unwrap();
+    let bytes = Model::new(&[Item::raw("t", Dtype::U8, &[9], vec![7; 9])], &[]).build();
+    let both = ["a/x.df11", "b/x.df11"].map(|path| (path.to_owned(), bytes.clone()));
+    let server = Server::new(both.into());
+    let options = patient().cache(folder.path(), 1 << 20);
+    for name in ["a/x.df11", "b/x.df11"] {
+        let model = options.open(server.url(name)).unwrap();
+        server.requests();
+        assert_eq!(model.tensor("t").unwrap().decode::<u8>().unwrap(), [7; 9]);
+        assert!(sent(&server) > 0, "{name} was read from the cache");
+    }
+    assert_eq!(fs::metadata(mine.join("x.chunk")).unwrap().len(), 3 << 20);
+}
+
 #[test]
 fn many_readers_share_a_cache() {
     let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
