@@ -82,8 +82,8 @@ pub(crate) fn folder_beside(path: &Path) -> Result<TemporaryFolder> {
     locked_folder(parent_of(path), &builder(0o777))
 }
 
-/// A temporary folder for what comes from a store or goes there, in the system's folder of those.
-/// What killed runs left there goes first.
+/// A temporary folder, in the system's one, for files that come from a store or go there. Removes
+/// first what killed runs left there.
 #[cfg(feature = "remote")]
 pub(crate) fn folder_for_fetched() -> Result<TemporaryFolder> {
     let parent = std::env::temp_dir();

@@ -164,7 +164,7 @@ def test_the_cache_of_the_hub_comes_first(
     told = command("compress", "hf://org/bf16", "-o", "told", cwd=tmp_path)
     assert "told" in told and "org/bf16" in (tmp_path / "told/README.md").read_text()
     snapshot = tmp_path / "hub/models--org--bf16/snapshots/0123"
-    # Of two shards one is missing; then the index is, too, and the other looks like a model.
+    # One of two shards is missing; then the index is, too, and the other looks like a model.
     for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json"):
         (snapshot / name).unlink()
         with pytest.raises(df11.ParameterError, match="HF_HUB_OFFLINE"):

@@ -38,7 +38,7 @@ pub(super) struct Selection {
 /// A source on this machine.
 pub(super) struct LocalSource {
     pub(super) place: Located,
-    /// What was fetched from a store goes with this.
+    /// A copy from a store, which is removed with this.
     _fetched: Option<FetchedSource>,
 }
 
@@ -272,7 +272,7 @@ fn default_out(place: &Located, one_file: bool) -> Result<PathBuf, Failure> {
         })?
         .to_owned();
     name.push(end);
-    // What was fetched lies in a temporary folder.
+    // A copy from a store lies in a temporary folder.
     Ok(if place.by_name { name.into() } else { named.with_file_name(name) })
 }
 

@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn every_kernel_fits_every_gpu_since_ampere() {
-        // Of kernels of `gap`, of `tile`, and of F32 with more than 8 kept bits; the other floats
-        // fit like `tile`.
+        // Fits of the kernels of `gap`, of `tile`, and of F32 with more than 8 kept bits; the other
+        // floats fit like `tile`.
         let check =
             |processor: &Processor, [gap @ .., tile, wide]: [(u32, u32); 6]| {
                 let floats = FLOATS.map(|(split, _)| {

@@ -67,7 +67,7 @@ pub(super) enum Stored {
 #[derive(Debug)]
 enum Sizes {
     Gap(GapSizes),
-    /// Of BF16 or other floats.
+    /// BF16 and other floats.
     Tile(TileSizes),
 }
 

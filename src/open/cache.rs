@@ -4,10 +4,11 @@
 //! ```text
 //! FOLDER/HASH/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
 //! ```
-//! HASH is that of the container's name and of the model's identity: a store that claims the identity
+//! HASH is that of the container's name and the model's identity: a store that claims the identity
 //! of another's model cannot give chunks to it.
+//!
 //! A file appears whole, by a rename, and is checked whenever it is read: one that is damaged is
-//! removed, and the chunk is fetched again. What was used longest ago goes first. The crate
+//! removed, and the chunk is fetched again. Chunks used longest ago go first. The crate
 //! `cacache` would bring its own hashes, index and runtime, and bounds nothing.
 
 use std::{

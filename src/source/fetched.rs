@@ -14,14 +14,13 @@ use crate::{Error, Result, paths::is_far, progress::Observer, temporary::Tempora
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WantedFiles<'a> {
-    /// What [`Sources::open`](crate::Sources::open) takes: side files, and the weights of a
+    /// Files that [`Sources::open`](crate::Sources::open) takes: side files, and the weights of a
     /// variant, or the default ones.
     Variant(Option<&'a str>),
-    /// What [`Sources::open_all_files`](crate::Sources::open_all_files) takes: every file that is
+    /// Files that [`Sources::open_all_files`](crate::Sources::open_all_files) takes: all that are
     /// not hidden.
     AllFiles,
-    /// Side files alone. Of weights the headers are fetched, and files of the right length stand
-    /// for the rest. Checkpoints of the `DFloat11` package are fetched whole.
+    /// Side files and the headers of weights; files of the right length stand for the rest. Checkpoints of the `DFloat11` package are fetched whole.
     Headers,
 }
 

@@ -74,11 +74,11 @@ enum Listing {
     Index,
 }
 
-/// What a file has.
+/// The content of a file.
 pub(crate) enum Content {
     Missing,
     Whole(Vec<u8>),
-    /// So many bytes, which were not fetched.
+    /// A file of this many bytes, which were not fetched.
     Larger(u64),
 }
 
@@ -361,7 +361,7 @@ fn settings() -> [(ClientConfigKey, &'static str); 3] {
     ]
 }
 
-/// What is behind a URL. `login` is the value of the header `Authorization`.
+/// The objects below a URL. `login` is the value of the header `Authorization`.
 fn http(url: &str, shown: &str, login: Option<&str>) -> Result<Arc<dyn ObjectStore>> {
     let mut options = ClientOptions::new().with_allow_http(url.starts_with("http://"));
     if let Some(login) = login {

@@ -65,7 +65,7 @@ fn arrays(item: &Item) -> &Arrays {
     arrays
 }
 
-/// What the reference decoder makes of an item.
+/// The bytes that the reference decoder makes of an item.
 fn reference(item: &Item) -> Option<Vec<u8>> {
     let Arrays { codebook, records, bitstream, plane, parameters, zero_bits } = arrays(item);
     let arrays = [codebook, records, bitstream, plane].map(Vec::as_slice);
