@@ -20,7 +20,8 @@ pub enum WantedFiles<'a> {
     /// Files that [`Sources::open_all_files`](crate::Sources::open_all_files) takes: all that are
     /// not hidden.
     AllFiles,
-    /// Side files and the headers of weights; files of the right length stand for the rest. Checkpoints of the `DFloat11` package are fetched whole.
+    /// Side files and the headers of weights; files of the right length stand for the rest.
+    /// Checkpoints of the `DFloat11` package are fetched whole.
     Headers,
 }
 
