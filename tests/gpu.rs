@@ -27,7 +27,7 @@ use std::{
     thread,
 };
 
-use container::{Draft, Item, Model, normal_weights, parse, weights};
+use container::{Draft, FLOATS, Item, Model, normal_weights, parse, weights};
 use df11::{
     Dtype, Error, Level, OpenOptions, Result, Verification,
     gpu::{
@@ -233,7 +233,7 @@ enum Cut {
     Matrix(u64),
     /// Into tiles of 8192 weights in a row.
     Vector,
-    /// Floats, by their number in [`floats::FLOATS`]: into tiles of 256 columns, by the columns of
+    /// Floats, by their number in [`FLOATS`]: into tiles of 256 columns, by the columns of
     /// the matrix, or of 8192 in a row.
     Float(usize, Option<u64>),
 }
@@ -282,7 +282,7 @@ impl Cut {
             Self::Float(float, columns) => {
                 let columns = columns.map_or((8192, elements), |columns| (256, columns));
                 let data = floats::floats(float, &weights);
-                let (dtype, zero_bits) = floats::FLOATS[float];
+                let (dtype, zero_bits) = FLOATS[float];
                 Item::float(name, (dtype, zero_bits), shape, data, columns)
             }
         }

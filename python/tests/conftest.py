@@ -65,6 +65,19 @@ SAMPLE: Tensors = {
 }
 
 
+def write_shards(folder: Path) -> None:
+    """Makes the folder of a model: SAMPLE in two files of weights with an index, and a config."""
+    folder.mkdir()
+    names = {}
+    for at, some in enumerate((list(SAMPLE)[:3], list(SAMPLE)[3:]), 1):
+        file = f"model-{at:05}-of-00002.safetensors"
+        write_safetensors(folder / file, {name: SAMPLE[name] for name in some})
+        names.update(dict.fromkeys(some, file))
+    index = {"metadata": {}, "weight_map": names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_safetensors(tmp_path_factory.mktemp("source") / "model.safetensors", SAMPLE)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SAMPLE, run, write_safetensors
+from conftest import SAMPLE, run, write_shards
 from hub import Hub, Repository
 from stores import Proxy, send, upload
 
@@ -29,15 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two containers with side files."""
     root = tmp_path_factory.mktemp("store")
     source = root / "model"
-    source.mkdir()
-    names = {}
-    for at, some in enumerate((list(SAMPLE)[:3], list(SAMPLE)[3:]), 1):
-        file = f"model-{at:05}-of-00002.safetensors"
-        write_safetensors(source / file, {name: SAMPLE[name] for name in some})
-        names.update(dict.fromkeys(some, file))
-    index = {"metadata": {}, "weight_map": names}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    (source / "config.json").write_text('{"model_type": "llama"}')
+    write_shards(source)
     df11.compress(source, root / "out", progress=False)
     return root / "out"
 

@@ -1,6 +1,5 @@
 """Models that are compressed from stores, and outputs that go into one."""
 
-import json
 import os
 import random
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SAMPLE, write_safetensors
+from conftest import SAMPLE, write_safetensors, write_shards
 from hub import Hub, Repository, fill_cache
 from stores import Proxy, put, send, upload
 
@@ -23,15 +22,7 @@ import df11
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two files of weights with an index, and what is no part of the model."""
     folder = tmp_path_factory.mktemp("write") / "model"
-    folder.mkdir()
-    names = {}
-    for at, some in enumerate((list(SAMPLE)[:3], list(SAMPLE)[3:]), 1):
-        file = f"model-{at:05}-of-00002.safetensors"
-        write_safetensors(folder / file, {name: SAMPLE[name] for name in some})
-        names.update(dict.fromkeys(some, file))
-    index = {"metadata": {}, "weight_map": names}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    write_shards(folder)
     (folder / "empty.txt").touch()
     (folder / "pytorch_model.bin").write_bytes(b"another format")
     (folder / ".gitattributes").write_text("hidden")

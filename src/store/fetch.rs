@@ -157,7 +157,7 @@ impl ObjectSource {
 
     /// All of an object that has at most `most` bytes, or the length of another.
     pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Result<Vec<u8>, u64>> {
-        self.retry(|| self.try_fetch_all(most)).await
+        retry(self.patience, || self.try_fetch_all(most)).await
     }
 
     async fn try_fetch_all(&self, most: u64) -> Result<Result<Vec<u8>, u64>, Fault> {
@@ -173,7 +173,7 @@ impl ObjectSource {
 
     /// The paths of all objects in a folder.
     pub(super) async fn list(&self) -> io::Result<Vec<String>> {
-        self.retry(|| self.try_list()).await
+        retry(self.patience, || self.try_list()).await
     }
 
     async fn try_list(&self) -> Result<Vec<String>, Fault> {
@@ -188,17 +188,18 @@ impl ObjectSource {
         }
         Ok(paths)
     }
+}
 
-    async fn retry<T, F>(&self, attempt: impl Fn() -> F) -> io::Result<T>
-    where
-        F: Future<Output = Result<T, Fault>>,
-    {
-        let mut failed = FailedTries::none(self.patience);
-        loop {
-            match attempt().await {
-                Ok(found) => return Ok(found),
-                Err(fault) => failed.add(fault).await?,
-            }
+/// Makes a request until it succeeds, or fails for good.
+pub(super) async fn retry<T, F>(patience: Patience, attempt: impl Fn() -> F) -> io::Result<T>
+where
+    F: Future<Output = Result<T, Fault>>,
+{
+    let mut failed = FailedTries::none(patience);
+    loop {
+        match attempt().await {
+            Ok(found) => return Ok(found),
+            Err(fault) => failed.add(fault).await?,
         }
     }
 }

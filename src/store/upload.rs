@@ -20,7 +20,7 @@ use tokio::time;
 
 use super::{
     fault::Fault,
-    fetch::{FailedTries, ObjectSource, Patience},
+    fetch::{ObjectSource, Patience, retry},
     interrupt,
     object::{wait, wait_watched},
     runtime,
@@ -185,13 +185,7 @@ impl Upload {
 
     /// The length of the object that is there.
     async fn length(&self) -> io::Result<Option<u64>> {
-        let found = retry(self.patience, || async {
-            self.in_time(self.store.head(&self.path)).await.map(|found| found.size)
-        });
-        match found.await {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            found => found.map(Some),
-        }
+        find_length(&self.store, &self.path, self.patience).await
     }
 
     async fn in_time<T>(
@@ -219,19 +213,6 @@ fn watched<T: Send + 'static>(
     wait_watched(handle, work, || interrupt::check().and_then(|()| tell()))
 }
 
-async fn retry<T, F>(patience: Patience, attempt: impl Fn() -> F) -> io::Result<T>
-where
-    F: Future<Output = Result<T, Fault>>,
-{
-    let mut failed = FailedTries::none(patience);
-    loop {
-        match attempt().await {
-            Ok(found) => return Ok(found),
-            Err(fault) => failed.add(fault).await?,
-        }
-    }
-}
-
 /// Waits also if the process is asked to stop, since this cleans up; but not for long.
 fn unhurried<T: Send + 'static>(
     patience: Patience,
@@ -248,13 +229,18 @@ fn unhurried<T: Send + 'static>(
 
 /// The length of an object, if it is there.
 pub(super) fn length_of(source: &ObjectSource) -> io::Result<Option<u64>> {
-    let (store, path, patience) = (Arc::clone(&source.store), source.path.clone(), source.patience);
+    let ObjectSource { store, path, patience, .. } = source.clone();
     let handle = runtime::handle().map_err(io::Error::other)?;
-    let found = wait(handle, async move {
-        let head = || async { Ok(within(patience.stall, store.head(&path)).await?.size) };
-        retry(patience, head).await
-    });
-    match found {
+    wait(handle, async move { find_length(&store, &path, patience).await })
+}
+
+async fn find_length<S: ObjectStore + ?Sized>(
+    store: &Arc<S>,
+    path: &Path,
+    patience: Patience,
+) -> io::Result<Option<u64>> {
+    let head = || async { Ok(within(patience.stall, store.head(path)).await?.size) };
+    match retry(patience, head).await {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         found => found.map(Some),
     }

@@ -1,27 +1,16 @@
 //! Tiles of other floats than BF16: F8, F16, F32, and what was BF16, F16 or F8 before.
 
 use df11::{
-    Dtype, Encoding,
+    Encoding,
     gpu::{LoadOptions, Piece},
     hazmat::tile::{CODEBOOK, FloatSplit},
 };
 
 use super::{
     Cut, cases,
-    container::{Item, Model, Store, normal_weights, parse, tile_arrays::Arrays},
+    container::{FLOATS, Item, Model, Store, normal_weights, parse, tile_arrays::Arrays},
     gpu_stream, is_refused, launch, load, open, random, run,
 };
-
-/// Each dtype with each number of zero bits.
-pub(crate) const FLOATS: [(Dtype, u64); 7] = [
-    (Dtype::F8_E4M3, 0),
-    (Dtype::F8_E5M2, 0),
-    (Dtype::F16, 0),
-    (Dtype::BF16, 4),
-    (Dtype::F32, 0),
-    (Dtype::F32, 13),
-    (Dtype::F32, 16),
-];
 
 /// Each float in rows of tiles, in tiles of a matrix that end with the last column, and in others.
 pub(crate) const CUTS: [Cut; 21] = {

@@ -34,6 +34,17 @@ use tile_arrays::{Arrays, Split};
 use tree::{Array, Owner, Tree};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+/// Each dtype with each of its numbers of zero bits.
+pub(crate) const FLOATS: [(Dtype, u64); 7] = [
+    (Dtype::F8_E4M3, 0),
+    (Dtype::F8_E5M2, 0),
+    (Dtype::F16, 0),
+    (Dtype::BF16, 4),
+    (Dtype::F32, 0),
+    (Dtype::F32, 13),
+    (Dtype::F32, 16),
+];
+
 /// How an [`Item`] is stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Store {

@@ -4,20 +4,9 @@ use df11::Dtype;
 
 use super::Vectors;
 use crate::container::{
-    Item, normal_weights,
+    FLOATS, Item, normal_weights,
     tile_arrays::{Arrays, Codebook, Split, tiles_of},
 };
-
-/// Each dtype with each of its numbers of zero bits.
-pub(super) const SPLITS: [(Dtype, u64); 7] = [
-    (Dtype::F8_E4M3, 0),
-    (Dtype::F8_E5M2, 0),
-    (Dtype::F16, 0),
-    (Dtype::BF16, 4),
-    (Dtype::F32, 0),
-    (Dtype::F32, 13),
-    (Dtype::F32, 16),
-];
 
 pub(super) fn make(to: &mut Vectors) {
     places(to);
@@ -64,14 +53,14 @@ fn vector(of: (Dtype, u64), elements: u64) -> Item {
 
 /// Whole and partial tiles and units.
 fn places(to: &mut Vectors) {
-    for of in SPLITS {
+    for of in FLOATS {
         let name = name(of).to_ascii_lowercase();
         let odd = [1, 2, 3, 5, 7, 8, 9, 17, 255, 300, 513, 8192, 8197];
         to.items(&format!("float-odd-{name}"), &odd.map(|elements| vector(of, elements)));
     }
-    to.items("float-whole", &SPLITS.map(|of| matrix(of, 32, 256)));
-    to.items("float-edges", &SPLITS.map(|of| matrix(of, 41, 264)));
-    to.items("float-smallest", &SPLITS.map(|of| matrix(of, 1, 8)));
+    to.items("float-whole", &FLOATS.map(|of| matrix(of, 32, 256)));
+    to.items("float-edges", &FLOATS.map(|of| matrix(of, 41, 264)));
+    to.items("float-smallest", &FLOATS.map(|of| matrix(of, 1, 8)));
 }
 
 /// All bits that floats have, and those of F32 that conversions and arithmetic change.
