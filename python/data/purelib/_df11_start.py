@@ -1,13 +1,20 @@
-"""Imports df11 in the moment in which transformers or diffusers make their lists of quantizers.
+"""Imports df11 right before transformers or diffusers make their lists of quantizers.
 
 Python runs this at its start, by `_df11_start.pth`: so compressed models load without
 `import df11`. It imports nothing by itself, and costs some microseconds; `python -S` and other
 starts without site-packages leave it out.
+
+transformers.modeling_utils imports the list of transformers. df11 wraps a function of that module,
+so it must be there before the module runs.
 """
 
 import sys
 
-_NAMES = ("transformers.quantizers.auto", "diffusers.quantizers.auto")
+_NAMES = (
+    "transformers.modeling_utils",
+    "transformers.quantizers.auto",
+    "diffusers.quantizers.auto",
+)
 
 
 class _Finder:
