@@ -22,17 +22,36 @@ use crate::{
 const CHUNK: usize = 1024;
 /// Weights that are decoded at a time where they are not wanted: whole units.
 const SKIPPED_ELEMENTS: u64 = 1 << 15;
-/// Entries of all contexts.
-const ENTRIES: usize = MAX_CONTEXTS << FREQUENCY_BITS;
+/// Entries of all contexts, and more: any `u16` names one, which spares a check.
+const ENTRIES: usize = 1 << u16::BITS;
+const _: () = assert!(MAX_CONTEXTS << FREQUENCY_BITS <= ENTRIES);
 /// The token of a context without tokens.
 const NONE: u8 = u8::MAX >> 1;
 
-/// A state's next token and its change, by the state's lowest bits: `frequency << 20 | distance <<
-/// 8 | token`. The distance is from the token's first bits to these.
-type Entry = u32;
+/// A state's next token and its change, by context and the state's lowest bits.
+struct Entries {
+    /// The token's frequency, and the distance from its first bits to these.
+    changes: Box<[(u16, u16); ENTRIES]>,
+    tokens: Box<[u8; ENTRIES]>,
+}
 
-const DISTANCE_SHIFT: u32 = 8;
-const FREQUENCY_SHIFT: u32 = 20;
+impl Entries {
+    fn new(codebook: &Codebook) -> Self {
+        let mut changes = boxed((0, 0));
+        let mut tokens = boxed(NONE);
+        for (context, token, frequency, start) in codebook.entries() {
+            let first = context << FREQUENCY_BITS | usize::from(start);
+            for (at, distance) in (first..).zip(0..frequency) {
+                (changes[at], tokens[at]) = ((frequency, distance), token);
+            }
+        }
+        Self { changes, tokens }
+    }
+}
+
+fn boxed<T: Copy>(entry: T) -> Box<[T; ENTRIES]> {
+    vec![entry; ENTRIES].try_into().unwrap_or_else(|_| unreachable!("as many entries"))
+}
 
 impl CodedSizes for DeltaSizes {
     fn parameters(&self) -> [u64; 4] {
@@ -52,8 +71,9 @@ impl CodedSizes for DeltaSizes {
         ]
     }
 
+    /// Two segments, which are decoded side by side.
     fn grain(&self) -> u64 {
-        2 * self.segment_elements()
+        2 * size_of::<u16>() as u64 * self.segment_elements()
     }
 
     fn prepare<'m>(&self, arrays: &dyn ReadArrays<'m>) -> Result<Box<dyn DecodeArrays + 'm>> {
@@ -72,7 +92,7 @@ pub(super) struct DeltaDecoder<'m> {
     sizes: DeltaSizes,
     top: u8,
     last: u8,
-    entries: Box<[Entry; ENTRIES]>,
+    entries: Entries,
     base: Box<dyn ReadBase + 'm>,
 }
 
@@ -82,33 +102,22 @@ impl<'m> DeltaDecoder<'m> {
         codebook: &Codebook,
         base: Box<dyn ReadBase + 'm>,
     ) -> Self {
-        let mut entries: Box<[Entry; ENTRIES]> =
-            vec![Entry::from(NONE); ENTRIES].try_into().expect("as many entries");
-        for (context, token, frequency, start) in codebook.entries() {
-            let first = context << FREQUENCY_BITS | usize::from(start);
-            let own = &mut entries[first..first + usize::from(frequency)];
-            for (distance, entry) in (0..).zip(own) {
-                let frequency = Entry::from(frequency) << FREQUENCY_SHIFT;
-                *entry = frequency | distance << DISTANCE_SHIFT | Entry::from(token);
-            }
-        }
+        let entries = Entries::new(codebook);
         Self { sizes, top: codebook.top(), last: codebook.last(), entries, base }
     }
 
     /// Decodes the wanted weights of a segment, to `out`.
-    fn segment(
+    fn part(
         &self,
-        (segment, at): (&[u8], u64),
+        mut segment: OpenSegment<'_>,
         all: &Range<u64>,
         wanted: &Range<u64>,
         scratch: &mut Vec<u8>,
         mut out: &mut [u8],
     ) -> Result<()> {
-        let corrupt = |problem| Error::corrupt("bitstream", at, problem);
-        let mut segment = OpenSegment::new(segment).map_err(corrupt)?;
         let mut decode = |part: Range<u64>, out: &mut [u8]| {
             self.base.read(part, out)?;
-            self.apply(&mut segment, out).map_err(corrupt)
+            self.apply([&mut segment], [out])
         };
         let unit = wanted.start - (wanted.start - all.start) % UNIT as u64;
         for part in parallel::cut(all.start..unit, SKIPPED_ELEMENTS, 1) {
@@ -130,23 +139,75 @@ impl<'m> DeltaDecoder<'m> {
         if start < wanted.end {
             decode(start..wanted.end, out)?;
         }
-        if wanted.end == all.end { segment.finish().map_err(corrupt) } else { Ok(()) }
+        if wanted.end == all.end { segment.finish() } else { Ok(()) }
     }
 
-    /// Turns weights of the base into those that differ by the next tokens of a segment. All but
-    /// the last ones of a segment must be whole units.
-    fn apply(&self, segment: &mut OpenSegment<'_>, weights: &mut [u8]) -> Result<(), &'static str> {
-        let mut buffers = Buffers::new();
-        for weights in weights.as_chunks_mut::<2>().0.chunks_mut(CHUNK) {
-            for (first, weight) in buffers.firsts.iter_mut().zip(weights.iter()) {
-                let exponent = bf16::exponent(u16::from_le_bytes(*weight));
-                *first = u16::from(context(self.top, self.last, exponent)) << FREQUENCY_BITS;
+    /// Where segments from this one on lie in the bitstream.
+    fn places<const N: usize>(
+        &self,
+        arrays: &dyn ReadArrays<'_>,
+        first: u64,
+        index: &mut Vec<u8>,
+    ) -> Result<[Range<u64>; N]> {
+        let range = first * RECORD_BYTES..(first + N as u64 + 1) * RECORD_BYTES;
+        let records = arrays.read_with(RECORDS, range, index)?.as_chunks().0;
+        let mut places = [const { 0..0 }; N];
+        for ((segment, records), place) in (first..).zip(records.array_windows()).zip(&mut places) {
+            *place = self.sizes.place(segment, records)?;
+        }
+        Ok(places)
+    }
+
+    /// Decodes two segments that follow each other, to `out`.
+    fn pair(
+        &self,
+        mut pair: [OpenSegment<'_>; 2],
+        all: &[Range<u64>; 2],
+        out: &mut [u8],
+    ) -> Result<()> {
+        self.base.read(all[0].start..all[1].end, out)?;
+        let [first, second] = &mut pair;
+        let (out, last) = out.split_at_mut(2 * (all[0].end - all[0].start) as usize);
+        // The last segment of a tensor may be shorter.
+        let together = out.len().min(last.len()) / (2 * CHUNK) * (2 * CHUNK);
+        let (out, rest) = out.split_at_mut(together);
+        let (last, last_rest) = last.split_at_mut(together);
+        self.apply([first, second], [out, last])?;
+        self.apply([first], [rest])?;
+        self.apply([second], [last_rest])?;
+        pair.iter().try_for_each(OpenSegment::finish)
+    }
+
+    /// Turns weights of the base into those that differ by the next tokens of their segments: as
+    /// many of each segment. All but the last ones of a segment must be whole units.
+    ///
+    /// Q: Why is this fast? A state waits for its entry, and for the words that all states of its
+    /// segment took. A core computes the states of two segments meanwhile.
+    fn apply<const N: usize>(
+        &self,
+        mut segments: [&mut OpenSegment<'_>; N],
+        mut weights: [&mut [u8]; N],
+    ) -> Result<()> {
+        let mut buffers = [const { Buffers::new() }; N];
+        while !weights[0].is_empty() {
+            let bytes = weights[0].len().min(2 * CHUNK);
+            let mut own = weights.each_mut().map(|weights| {
+                weights.split_off_mut(..bytes).expect("as many").as_chunks_mut::<2>().0
+            });
+            for (buffers, weights) in buffers.iter_mut().zip(&own) {
+                for (first, weight) in buffers.firsts.iter_mut().zip(weights.iter()) {
+                    let exponent = bf16::exponent(u16::from_le_bytes(*weight));
+                    *first = u16::from(context(self.top, self.last, exponent)) << FREQUENCY_BITS;
+                }
             }
-            segment.tokens(&self.entries, &mut buffers, weights.len());
-            segment.differences(&mut buffers, weights.len())?;
-            segment.check()?;
-            for (weight, difference) in weights.iter_mut().zip(&buffers.differences) {
-                *weight = apply(u16::from_le_bytes(*weight), *difference).to_le_bytes();
+            tokens(&mut segments, &self.entries, &mut buffers, bytes / 2);
+            for ((segment, buffers), weights) in segments.iter_mut().zip(&mut buffers).zip(&mut own)
+            {
+                segment.differences(buffers, bytes / 2)?;
+                segment.check()?;
+                for (weight, difference) in weights.iter_mut().zip(&buffers.differences) {
+                    *weight = apply(u16::from_le_bytes(*weight), *difference).to_le_bytes();
+                }
             }
         }
         Ok(())
@@ -163,17 +224,32 @@ impl DecodeArrays for DeltaDecoder<'_> {
     ) -> Result<()> {
         check_range("elements", &elements, self.sizes.elements)?;
         assert_eq!(out.len() as u64, 2 * (elements.end - elements.start), "bytes of the weights");
+        let Scratch { index, bitstream, plane, .. } = scratch;
         let each = self.sizes.segment_elements();
-        for segment in elements.start / each..elements.end.div_ceil(each) {
+        let mut segments = elements.start / each..elements.end.div_ceil(each);
+        while let Some(segment) = segments.next() {
             let all = self.sizes.segment(segment);
-            let (start, end) = (elements.start.max(all.start), elements.end.min(all.end));
-            let mine = out.split_off_mut(..2 * (end - start) as usize).expect("room for all");
-            let range = segment * RECORD_BYTES..(segment + 2) * RECORD_BYTES;
-            let records = arrays.read_with(RECORDS, range, &mut scratch.index)?;
-            let records = [0, 1].map(|at| records.as_chunks().0[at]);
-            let place = self.sizes.place(segment, &records)?;
-            let bytes = arrays.read_with(BITSTREAM, place.clone(), &mut scratch.bitstream)?;
-            self.segment((bytes, place.start), &all, &(start..end), &mut scratch.plane, mine)?;
+            let wanted = elements.start.max(all.start)..elements.end.min(all.end);
+            let next = segments.clone().next().map(|next| self.sizes.segment(next));
+            if let Some(next) = next.filter(|next| wanted == all && next.end <= elements.end) {
+                segments.next();
+                let mine = out.split_off_mut(..2 * (next.end - all.start) as usize);
+                let places = self.places::<2>(arrays, segment, index)?;
+                let read = places[0].start..places[1].end;
+                let bytes = arrays.read_with(BITSTREAM, read.clone(), bitstream)?;
+                let (first, second) = bytes.split_at((places[1].start - read.start) as usize);
+                let pair = [
+                    OpenSegment::new(first, read.start)?,
+                    OpenSegment::new(second, places[1].start)?,
+                ];
+                self.pair(pair, &[all, next], mine.expect("room for all"))?;
+            } else {
+                let mine = out.split_off_mut(..2 * (wanted.end - wanted.start) as usize);
+                let [place] = self.places(arrays, segment, index)?;
+                let bytes = arrays.read_with(BITSTREAM, place.clone(), bitstream)?;
+                let segment = OpenSegment::new(bytes, place.start)?;
+                self.part(segment, &all, &wanted, plane, mine.expect("room for all"))?;
+            }
         }
         Ok(())
     }
@@ -200,6 +276,8 @@ impl Buffers {
 
 /// A segment that is being decoded.
 struct OpenSegment<'a> {
+    /// Its place in the bitstream.
+    at: u64,
     states: [u64; STATES],
     words: &'a [[u8; 4]],
     raw: &'a [u8],
@@ -210,50 +288,28 @@ struct OpenSegment<'a> {
 }
 
 impl<'a> OpenSegment<'a> {
-    /// Begins one; or what is wrong with it.
-    fn new(bytes: &'a [u8]) -> Result<Self, &'static str> {
+    /// Begins the one at this place of the bitstream.
+    fn new(bytes: &'a [u8], at: u64) -> Result<Self> {
         const HEAD: usize = MIN_SEGMENT_BYTES as usize;
-        let (head, rest) = bytes.split_first_chunk::<HEAD>().ok_or("a segment ends early")?;
+        let corrupt = |problem| corrupt(at, problem);
+        let head = bytes.split_first_chunk::<HEAD>();
+        let (head, rest) = head.ok_or_else(|| corrupt("a segment ends early"))?;
         let (count, states) = head.split_first_chunk().expect("the head is longer");
         let mut states = states.as_chunks().0.iter().map(|state| u64::from_le_bytes(*state));
         let states = std::array::from_fn(|_| states.next().unwrap_or_default());
         let count = u32::from_le_bytes(*count) as usize;
         let (words, _) = rest.as_chunks();
-        let (words, _) = words.split_at_checked(count).ok_or("a segment has fewer words")?;
-        if states.iter().any(|state| !(LEAST..LEAST << WORD_BITS).contains(state)) {
-            return Err("a state is not within 2^31 to 2^63");
-        }
-        Ok(Self { states, words, raw: &rest[4 * count..], word: 0, bit: 0 })
+        let words = words.split_at_checked(count);
+        let (words, _) = words.ok_or_else(|| corrupt("a segment has fewer words"))?;
+        let is_within = |state| (LEAST..LEAST << WORD_BITS).contains(state);
+        let are_within = states.iter().all(is_within);
+        Error::unless(are_within, || corrupt("a state is not within 2^31 to 2^63"))?;
+        Ok(Self { at, states, words, raw: &rest[4 * count..], word: 0, bit: 0 })
     }
 
-    /// Decodes the tokens of some weights.
+    /// The differences of tokens.
     #[inline]
-    fn tokens(&mut self, entries: &[Entry; ENTRIES], buffers: &mut Buffers, count: usize) {
-        let mut states = self.states;
-        let mut next = self.word;
-        let (firsts, rest) = buffers.firsts[..count].as_chunks::<UNIT>();
-        let (tokens, last) = buffers.tokens[..count].as_chunks_mut::<UNIT>();
-        for (firsts, tokens) in firsts.iter().zip(tokens) {
-            for (at, (first, token)) in firsts.iter().zip(tokens).enumerate() {
-                *token = step(entries, *first, &mut states[at % STATES]);
-            }
-            next += match self.words.get(next..next + STATES).and_then(<[_]>::first_chunk) {
-                Some(words) => refill(&mut states, words),
-                None => refill(&mut states, &last_words(self.words, next)),
-            };
-        }
-        for (at, (first, token)) in rest.iter().zip(last).enumerate() {
-            *token = step(entries, *first, &mut states[at % STATES]);
-        }
-        if !rest.is_empty() {
-            next += refill(&mut states, &last_words(self.words, next));
-        }
-        (self.states, self.word) = (states, next);
-    }
-
-    /// The differences of tokens; or what is wrong.
-    #[inline]
-    fn differences(&mut self, buffers: &mut Buffers, count: usize) -> Result<(), &'static str> {
+    fn differences(&mut self, buffers: &mut Buffers, count: usize) -> Result<()> {
         let Buffers { tokens, differences, .. } = buffers;
         tokens[count..].fill(0);
         for (difference, token) in differences.iter_mut().zip(tokens.iter()) {
@@ -273,7 +329,7 @@ impl<'a> OpenSegment<'a> {
                 differences[at] = kind.least + raw as u16;
             }
         }
-        if is_none { Err("a weight has a context without tokens") } else { Ok(()) }
+        Error::unless(!is_none, || corrupt(self.at, "a weight has a context without tokens"))
     }
 
     /// The next raw bits, and zeros after the last one.
@@ -286,33 +342,76 @@ impl<'a> OpenSegment<'a> {
         }
     }
 
-    /// Checks that no more than it has was decoded; or what is wrong.
-    fn check(&self) -> Result<(), &'static str> {
+    /// Checks that no more than it has was decoded.
+    fn check(&self) -> Result<()> {
         let is_within = self.word <= self.words.len() && self.bit <= 8 * self.raw.len();
-        if is_within { Ok(()) } else { Err("a segment ends before its weights") }
+        Error::unless(is_within, || corrupt(self.at, "a segment ends before its weights"))
     }
 
-    /// Checks that all of it was decoded; or what is wrong.
-    fn finish(&self) -> Result<(), &'static str> {
-        if self.word != self.words.len() || self.states != [LEAST; STATES] {
-            return Err("the states of a segment do not end with its words");
-        }
+    /// Checks that all of it was decoded.
+    fn finish(&self) -> Result<()> {
+        let ends = self.word == self.words.len() && self.states == [LEAST; STATES];
+        Error::unless(ends, || {
+            corrupt(self.at, "the states of a segment do not end with its words")
+        })?;
         let rest = 8 * self.raw.len() - self.bit;
-        if rest >= 32 || !is_zero_from(self.raw, self.bit) {
-            return Err("the raw bits of a segment do not end with it");
+        let ends = rest < 32 && is_zero_from(self.raw, self.bit);
+        Error::unless(ends, || corrupt(self.at, "the raw bits of a segment do not end with it"))
+    }
+}
+
+fn corrupt(at: u64, problem: &'static str) -> Error {
+    Error::corrupt("bitstream", at, problem)
+}
+
+/// Decodes the tokens of some weights of segments, as many of each.
+#[inline]
+fn tokens<const N: usize>(
+    segments: &mut [&mut OpenSegment<'_>; N],
+    entries: &Entries,
+    buffers: &mut [Buffers; N],
+    count: usize,
+) {
+    let mut states = segments.each_ref().map(|segment| segment.states);
+    let mut next = segments.each_ref().map(|segment| segment.word);
+    let words = segments.each_ref().map(|segment| segment.words);
+    let (units, rest) = (count / UNIT, count % UNIT);
+    for unit in 0..units {
+        for lane in 0..N {
+            let Buffers { firsts, tokens, .. } = &mut buffers[lane];
+            let firsts = &firsts.as_chunks::<UNIT>().0[unit % (CHUNK / UNIT)];
+            let tokens = &mut tokens.as_chunks_mut::<UNIT>().0[unit % (CHUNK / UNIT)];
+            for (at, (first, token)) in firsts.iter().zip(tokens).enumerate() {
+                *token = step(entries, *first, &mut states[lane][at % STATES]);
+            }
+            let at = next[lane];
+            next[lane] += match words[lane].get(at..at + STATES).and_then(<[_]>::first_chunk) {
+                Some(words) => refill(&mut states[lane], words),
+                None => refill(&mut states[lane], &last_words(words[lane], at)),
+            };
         }
-        Ok(())
+    }
+    for lane in 0..if rest > 0 { N } else { 0 } {
+        let Buffers { firsts, tokens, .. } = &mut buffers[lane];
+        let last = UNIT * units..count;
+        for (at, (first, token)) in firsts[last.clone()].iter().zip(&mut tokens[last]).enumerate() {
+            *token = step(entries, *first, &mut states[lane][at % STATES]);
+        }
+        next[lane] += refill(&mut states[lane], &last_words(words[lane], next[lane]));
+    }
+    for ((segment, states), word) in segments.iter_mut().zip(states).zip(next) {
+        (segment.states, segment.word) = (states, word);
     }
 }
 
 /// The next token of a state, in the context with this first entry.
 #[inline]
-fn step(entries: &[Entry; ENTRIES], first: u16, state: &mut u64) -> u8 {
-    let slot = *state as usize & (TOTAL as usize - 1);
-    let entry = entries[(usize::from(first) | slot) % ENTRIES];
-    let distance = entry >> DISTANCE_SHIFT & (TOTAL as Entry - 1);
-    *state = u64::from(entry >> FREQUENCY_SHIFT) * (*state >> FREQUENCY_BITS) + u64::from(distance);
-    entry as u8
+fn step(entries: &Entries, first: u16, state: &mut u64) -> u8 {
+    let slot = *state as u16 & (TOTAL as u16 - 1);
+    let at = usize::from(first | slot);
+    let (frequency, distance) = entries.changes[at];
+    *state = u64::from(frequency) * (*state >> FREQUENCY_BITS) + u64::from(distance);
+    entries.tokens[at]
 }
 
 /// Adds the next words to those states that are small, without a branch; the number of words taken.

@@ -330,6 +330,16 @@ mod tests {
     }
 
     #[test]
+    fn segments_come_back_alone_and_in_pairs() {
+        for count in [300_001, 524_288, 700_007, 1_100_003] {
+            let base: Vec<u16> = (0..count).map(|at: u32| (at % 90 + 0x3E00) as u16).collect();
+            let step = |at: u32| (at.wrapping_mul(2_654_435_761) >> 25).wrapping_sub(60) as i16;
+            let near = base.iter().zip(0..).map(|(base, at)| base.wrapping_add_signed(step(at)));
+            comes_back(&base, &near.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
     fn weights_of_another_code_are_refused() {
         let mut differences = Differences::default();
         differences.add(&[0, 0x3F], &[0, 0x3F]);
