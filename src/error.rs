@@ -220,10 +220,11 @@ pub fn io_remedy(error: &io::Error) -> Option<&'static str> {
         Kind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or use a file system for larger files"
         }
+        // A message of our own, with its remedy.
+        _ if error.get_ref().is_some() => return None,
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
             "change its permissions, or name another place"
         }
-        Kind::NotFound if error.get_ref().is_some() => return None,
         Kind::NotFound => "check the path",
         Kind::NotADirectory => "check the path, a part of it is not a folder",
         Kind::OutOfMemory => "close other programs, or use fewer threads",

@@ -116,7 +116,7 @@ impl FileReader {
         if Stamp::of(&file)? == self.stamp {
             return Ok(file);
         }
-        Err(io::Error::other("it was replaced or changed while it was open"))
+        Err(io::Error::other("it was replaced or changed while it was open; open it again"))
     }
 }
 

@@ -140,7 +140,7 @@ fn locked<T: AsRef<Path>>(
             lock => return Ok((new, lock.ok().flatten())),
         }
     }
-    Err(creating(io::Error::other("other runs remove the files of this one")))
+    Err(creating(io::Error::other("other runs remove the files of this one; run it again")))
 }
 
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.

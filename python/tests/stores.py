@@ -23,6 +23,10 @@ S3 = {
 }
 
 
+#: A fault of `Proxy`: the request is passed on, and its answer is lost.
+LOST = -1
+
+
 def send(method: str, url: str, body: bytes = b"") -> None:
     headers = {"Content-Type": "application/octet-stream"}
     request = urllib.request.Request(url, body, headers, method=method)
@@ -90,13 +94,24 @@ class Bucket(Hub):
         return 200, {}, f"<ListBucketResult>{found}</ListBucketResult>".encode()
 
 
+def as_amazon(headers: dict[str, str]) -> dict[str, str]:
+    """Headers of a request to Google's store as Amazon's, whose server moto is."""
+    if not headers.get("authorization", "").startswith("AWS4"):
+        scope = f"{S3['AWS_ACCESS_KEY_ID']}/20261127/{S3['AWS_REGION']}/s3/aws4_request"
+        signed = "SignedHeaders=host, Signature=0"
+        headers["authorization"] = f"AWS4-HMAC-SHA256 Credential={scope}, {signed}"
+    if headers.pop("x-goog-if-generation-match", None) == "0":
+        headers["If-None-Match"] = "*"
+    return headers
+
+
 class Proxy:
     """Passes requests on to a server, with faults."""
 
     def __init__(self, to: str) -> None:
         self.to = to
         #: Method, path with query, and number of a request: the status of a refusal, 0 for a
-        #: connection that ends without an answer, or None.
+        #: connection that ends without an answer, LOST if the server had the request, or None.
         self.choose: Callable[[str, str, int], int | None] = lambda *_: None
         #: Whether a request waits until `goes_on` is set.
         self.stall: Callable[[str], bool] = lambda _: False
@@ -119,15 +134,19 @@ class Proxy:
                 if fault == 0:
                     self.close_connection = True
                     return
-                if fault is not None:
+                if fault not in (None, LOST):
                     self.send_response(fault)
                     self.send_header("Content-Length", "0")
                     self.end_headers()
                     return
                 there = http.client.HTTPConnection(host, timeout=60)
-                there.request(self.command, self.path, body, dict(self.headers))
+                given = as_amazon(dict(self.headers))
+                there.request(self.command, self.path, body, given)
                 found = there.getresponse()
                 content = found.read()
+                if fault == LOST:
+                    self.close_connection = True
+                    return
                 self.send_response(found.status)
                 for name, value in found.headers.items():
                     if name.lower() not in ("connection", "transfer-encoding", "date", "server"):

@@ -1,5 +1,6 @@
 """Models that are compressed from stores, and outputs that go into one."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import SAMPLE, write_safetensors, write_shards
 from hub import Hub, Repository, fill_cache
-from stores import Proxy, put, send, upload
+from stores import LOST, Proxy, put, send, upload
 
 import df11
 
@@ -269,6 +270,49 @@ def test_somebody_else_is_faster(proxied: Proxy, bucket: str, model: Path) -> No
     with pytest.raises(df11.ParameterError, match=r"s3://models/race/m/config\.json.*exists"):
         df11.compress(model, "s3://models/race/m", progress=False)
     assert objects("race") == {"m/config.json": b"theirs"}
+
+
+def test_an_answer_that_is_lost(proxied: Proxy, model: Path, tmp_path: Path) -> None:
+    """The next try meets the object that the first one put."""
+    lost: list[str] = []
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        if method != "PUT" or path in lost:
+            return None
+        lost.append(path)
+        return LOST
+
+    proxied.choose = choose
+    df11.compress(model, tmp_path / "near", progress=False)
+    df11.compress(model, "s3://models/lost/m", progress=False)
+    assert objects("lost/m") == files(tmp_path / "near") and len(lost) == len(objects("lost/m"))
+
+
+def test_a_store_of_google(
+    proxied: Proxy, model: Path, big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own client; the server is that of S3, whose requests are nearly the same."""
+    key = {"gcs_base_url": proxied.url, "disable_oauth": True}
+    key |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(key))
+    df11.compress(model, tmp_path / "near", progress=False)
+    df11.compress(model, "gs://models/google/m", progress=False)
+    assert objects("google/m") == files(tmp_path / "near")
+    with pytest.raises(df11.ParameterError, match=r"gs://models/google/m.*exists"):
+        df11.compress(model, "gs://models/google/m", progress=False)
+    assert df11.verify("gs://models/google/m", progress=False).unchecked == ()
+    df11.decompress("gs://models/google/m", tmp_path / "back", progress=False)
+    left_out = {"pytorch_model.bin", ".gitattributes"}
+    wanted = {name: content for name, content in files(model).items() if name not in left_out}
+    assert files(tmp_path / "back") == wanted
+    proxied.choose = lambda method, path, _: 403 if "partNumber=2" in path else None
+    with pytest.raises(df11.IoError, match=r"gs://models/google/big\.df11.*credentials"):
+        df11.compress(big, "gs://models/google/big.df11", progress=False)
+    assert objects("google/big.df11") == {} and unfinished() == []
+    proxied.choose = lambda *_: None
+    df11.compress(big, "gs://models/google/big.df11", progress=False)
+    df11.compress(big, tmp_path / "near.df11", progress=False)
+    assert objects("google/big.df11") == {"": (tmp_path / "near.df11").read_bytes()}
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

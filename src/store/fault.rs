@@ -82,9 +82,10 @@ impl From<object_store::Error> for Fault {
             ),
             Some(404 | 410) => Self::lasting(NotFound, "there is no such object; check its name"),
             Some(416) => Self::lasting(InvalidData, CHANGED),
-            Some(status @ (408 | 425 | 429 | 500..)) => {
+            Some(status @ (408 | 425 | 429 | 500 | 502..)) => {
                 Self::passing(io::ErrorKind::Other, format!("the server answered {status}"))
             }
+            Some(501) => Self::lasting(Unsupported, NOT_SERVED),
             Some(status) => Self::lasting(
                 io::ErrorKind::Other,
                 format!("the server answered {status}; check the name"),
@@ -109,6 +110,9 @@ pub(super) const CHANGED: &str = "the object was changed since it was opened; op
 
 const NO_RANGES: &str = "the server does not answer requests for ranges; fetch the file, or serve \
                          it from one that does";
+
+const NOT_SERVED: &str = "the server does not know this request (status 501); check that its \
+                          address is that of a store of this kind";
 
 /// The texts of an error and of its causes.
 fn texts(error: &object_store::Error) -> Vec<String> {

@@ -188,7 +188,7 @@ pub(super) fn wait_watched<T: Send + 'static>(
                 check().inspect_err(|_| task.abort())?;
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(io::Error::other("the request ended early"));
+                return Err(io::Error::other("the request ended early; open the container again"));
             }
         }
     }

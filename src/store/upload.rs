@@ -133,14 +133,37 @@ impl Upload {
 
     async fn put_small(&self) -> io::Result<()> {
         let payload = self.read(0..self.file.size())?;
+        let tries = AtomicU64::new(0);
         let put = || async {
+            tries.fetch_add(1, Ordering::Relaxed);
             let options = PutOptions::from(PutMode::Create);
             let sent = self.store.put_opts(&self.path, payload.clone(), options);
             self.in_time(sent).await.map(drop)
         };
-        retry(self.patience, put).await?;
+        match retry(self.patience, put).await {
+            // The answer to an earlier try may have been lost.
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists
+                    && tries.into_inner() > 1
+                    && self.has(&payload).await? => {}
+            done => done?,
+        }
         self.sent.fetch_add(self.file.size(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether the object that is there has these bytes.
+    async fn has(&self, bytes: &PutPayload) -> io::Result<bool> {
+        let get = || async {
+            let get = async {
+                let found = self.store.get(&self.path).await?;
+                let is_as_long = found.meta.size == bytes.content_length() as u64;
+                Ok(if is_as_long { Some(found.bytes().await?) } else { None })
+            };
+            self.in_time(get).await
+        };
+        let found = retry(self.patience, get).await?;
+        Ok(found.is_some_and(|found| bytes.iter().flatten().eq(&found)))
     }
 
     async fn put_parts(&self, id: MultipartId) -> io::Result<()> {
