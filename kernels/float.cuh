@@ -53,7 +53,7 @@ struct Float {
     static_assert(FIRST > 6 && FIRST + EXPONENT <= SECOND && SECOND + EXPONENT < 32, "an entry");
     static constexpr u32 WORDS = UNIT * BYTES / 4;         // of a unit's weights
     static constexpr u32 KEPT_WORDS = (UNIT * KEPT + 31) / 32;  // of a unit's kept bits
-    // What a unit's address in the output, and in the plane, must be a multiple of for take_unit.
+    // take_unit wants a unit's address in the output, and in the plane, to be a multiple of these.
     static constexpr u32 VECTOR = BYTES == 1 ? 8 : 16;
     static constexpr u32 KEPT_ALIGNMENT = KEPT == 8 ? 8 : KEPT % 4 == 0 ? 4 : 1;
 
