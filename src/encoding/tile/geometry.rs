@@ -312,12 +312,23 @@ impl Places {
         self.bands * self.pairs
     }
 
+    /// The first weight of a unit of a step, counted from that of the step. A step has
+    /// [`STEP_UNITS`], in the order of the plane.
+    #[inline]
+    pub(super) const fn unit(&self, unit: usize) -> usize {
+        let (lane, half) = (unit / 2, unit % 2);
+        lane / ROW_LANES * self.group + lane % ROW_LANES * UNIT + half * self.pair / 2
+    }
+
     /// The weights of the first lane of each step's first units, in the order of the plane.
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
         (0..self.bands)
             .flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
     }
 }
+
+/// Units of a step: two of each lane.
+pub(super) const STEP_UNITS: usize = 2 * LANES;
 
 #[cfg(test)]
 mod tests {

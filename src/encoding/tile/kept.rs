@@ -6,15 +6,26 @@
 //! ```
 //! Exponents come as those of BF16 do: placed in words of 16 bits, of a tile row by row.
 
-use super::geometry::{Tile, UNIT};
+use super::geometry::{STEP_UNITS, Tile, UNIT};
 use crate::{
     bf16,
-    float::{Float, FloatSplit, with_float},
+    float::{Float, FloatSplit, MAX_KEPT_BYTES, MAX_UNIT_BYTES, with_float},
 };
 
 /// Packs the kept bits of a tile's weights.
 pub(super) fn pack<F: Float>(tile: Tile, weights: &[u8], mut plane: &mut [u8]) {
     let each = F::SPLIT.bytes();
+    if let Some(places) = tile.places() {
+        let bytes = F::SPLIT.kept_bits() as usize;
+        for (at, plane) in places.iter().zip(plane.chunks_exact_mut(STEP_UNITS * bytes)) {
+            for (unit, own) in plane.chunks_exact_mut(bytes).enumerate() {
+                let at = each * (at + places.unit(unit));
+                let packed = F::pack(F::load(&weights[at..at + each * UNIT]));
+                own.copy_from_slice(&packed[..bytes]);
+            }
+        }
+        return;
+    }
     tile.units().for_each(|(_, unit)| {
         let packed = F::pack(F::load(&weights[each * unit.at..each * (unit.at + unit.count)]));
         let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
@@ -45,31 +56,41 @@ fn join_units<F: Float>(
     let each = F::SPLIT.bytes();
     let seen = placed[..2 * tile.elements()].as_chunks::<2>().0;
     let seen = seen.iter().fold(0, |seen, &word| seen | u16::from_le_bytes(word));
+    let kept_bytes = F::SPLIT.kept_bits() as usize;
     let tile = Tile { stride: tile.width, ..tile };
-    tile.units().for_each(|(_, unit)| {
-        let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
-        let kept = F::unpack(plane.split_off(..bytes).unwrap_or_default());
-        let at = each * (unit.row * pitch + unit.column);
-        let placed = &placed[2 * unit.at..2 * (unit.at + unit.count)];
-        let out = &mut out[at..at + each * unit.count];
-        if let Some(placed) = placed.first_chunk() {
-            out[..each * UNIT].copy_from_slice(&join_unit::<F>(placed, kept)[..each * UNIT]);
-            return;
+    let places = tile.places().zip(Tile { stride: pitch, ..tile }.places());
+    if let Some((from, to)) = places {
+        let steps = from.iter().zip(to.iter()).zip(plane.chunks_exact(STEP_UNITS * kept_bytes));
+        for ((first, first_out), plane) in steps {
+            for (unit, kept) in plane.chunks_exact(kept_bytes).enumerate() {
+                let placed = placed[2 * (first + from.unit(unit))..].first_chunk();
+                let placed = placed.expect("a unit's exponents");
+                let joined = join_unit::<F>(placed, kept);
+                let at = each * (first_out + to.unit(unit));
+                out[at..at + each * UNIT].copy_from_slice(&joined[..each * UNIT]);
+            }
         }
-        let mut whole = [0; 2 * UNIT];
-        whole[..placed.len()].copy_from_slice(placed);
-        out.copy_from_slice(&join_unit::<F>(&whole, kept)[..out.len()]);
-    });
+    } else {
+        tile.units().for_each(|(_, unit)| {
+            let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
+            let (mut kept, mut whole) = ([0; MAX_KEPT_BYTES], [0; 2 * UNIT]);
+            kept[..bytes].copy_from_slice(plane.split_off(..bytes).unwrap_or_default());
+            let placed = &placed[2 * unit.at..2 * (unit.at + unit.count)];
+            whole[..placed.len()].copy_from_slice(placed);
+            let joined = join_unit::<F>(&whole, &kept[..kept_bytes]);
+            let at = each * (unit.row * pitch + unit.column);
+            let out = &mut out[at..at + each * unit.count];
+            out.copy_from_slice(&joined[..out.len()]);
+        });
+    }
     u32::from(bf16::exponent(seen)) >> F::SPLIT.exponent_bits() == 0
 }
 
 #[inline]
-fn join_unit<F: Float>(placed: &[u8; 2 * UNIT], kept: [u32; UNIT]) -> [u8; 4 * UNIT] {
+fn join_unit<F: Float>(placed: &[u8; 2 * UNIT], kept: &[u8]) -> [u8; MAX_UNIT_BYTES] {
     let placed = placed.as_chunks::<2>().0;
-    F::store(std::array::from_fn(|at| {
-        let exponent = bf16::exponent(u16::from_le_bytes(placed[at]));
-        F::SPLIT.weight(exponent, kept[at])
-    }))
+    let exponents = std::array::from_fn(|at| bf16::exponent(u16::from_le_bytes(placed[at])));
+    F::join(exponents, kept)
 }
 
 /// Whether the bits after the last weight of a unit are zero, in the plane of a tile.
