@@ -1,6 +1,6 @@
 // Decodes tiles of other floats than BF16 (tile_decode.cuh, float.cuh): for each split of
-// src/float.rs a kernel, the same one with tasks by value (tile.cu says why), and one for its decode
-// tables. Not measured yet.
+// src/float.rs a kernel, the same one with tasks by value (tile.cu says why), and one for its
+// decode tables. Not measured yet.
 #include "tile_decode.cuh"
 
 namespace df11::tile {

@@ -177,8 +177,9 @@ impl Matrix {
     /// parts of these rows. Neither allocates nor waits, and can be captured in a graph.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for other weights than BF16, rows that overlap, a misaligned address, more than 2^32 - 1 indices
-    /// or 2^34 tiles that rows cross, and a stream or status of another device; [`Error::Gpu`].
+    /// [`Error::Parameter`] for other weights than BF16, rows that overlap, a misaligned address,
+    /// more than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of another
+    /// device; [`Error::Gpu`].
     ///
     /// # Safety
     /// In memory of the device, `indices` has `count` indices, and `output` has room for as many

@@ -41,8 +41,8 @@ impl Linear {
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, one has other weights
-    /// than BF16, or they differ in columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory
-    /// for the kernels.
+    /// than BF16, or they differ in columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU
+    /// has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return refuse("there is nothing to multiply by", "name one matrix or more");
