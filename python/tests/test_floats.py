@@ -353,3 +353,35 @@ def test_a_model_is_saved_and_merged(tmp_path: Path, dtype: torch.dtype) -> None
     expected = peft.PeftModel.from_pretrained(load(before), tmp_path / "adapter")
     merged, wanted = load(tmp_path / "merged"), expected.merge_and_unload()
     assert equal(merged.state_dict().values(), wanted.state_dict().values())
+
+
+class Fp8Linear(torch.nn.Module):
+    """Multiplies by FP8 weights with a scale for each row, in one of two ways."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        weight = (50 * torch.randn(rows, columns)).to(torch.float8_e4m3fn)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.rand(rows, 1) / 50, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.weight.to(x.dtype) * self.scale.to(x.dtype)
+        one = torch.ones((), dtype=torch.float32)
+        scaled = torch._scaled_mm(
+            x.to(torch.float8_e4m3fn), self.weight.t(), one, one, out_dtype=torch.float32
+        )
+        return torch.nn.functional.linear(x, wide) + scaled * self.scale.t()
+
+
+def test_a_module_of_fp8_keeps_it_compressed(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    module = torch.nn.Sequential(Fp8Linear(256, 512), Fp8Linear(128, 256))
+    save_file(module.state_dict(), tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "x.df11", progress=False)
+    attached = df11.attach(copy.deepcopy(module), tmp_path / "x.df11", device="cpu")
+    assert all(isinstance(layer.weight, CompressedTensor) for layer in attached)
+    assert all(layer.weight.nbytes < 0.9 * layer.weight.numel() for layer in attached)
+    x = torch.randn(3, 512)
+    with pytest.warns(UserWarning, match="converted to another dtype"):
+        found = attached(x)
+    assert same(found, module(x)) and same_weights(attached, module)
