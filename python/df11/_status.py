@@ -217,7 +217,8 @@ def _add(out: ModelReport, origin: Origin) -> None:
         residence = "fast" if value.parts[0].is_fast else "stored"
         residence = "streamed" if value.is_streamed else residence
         out.residences[weight.name] = residence
-        if value.exact and value.device.type == "cuda" and value.is_matrix:
+        is_bf16 = value.dtype == torch.bfloat16
+        if is_bf16 and value.exact and value.device.type == "cuda" and value.is_matrix:
             out.orders[weight.name] = orders(value._arrays, value.flat_parts)
         for array in value._arrays:
             key = (array.data_ptr(), array.numel())
