@@ -526,8 +526,14 @@ def _table_fake(codebook: Tensor, kind: int = STORED) -> Tensor:
     return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
 
 
-@operator("table(Tensor codebook, int kind=0) -> Tensor", _table_fake)
-def table(codebook: Tensor, kind: int = STORED) -> Tensor:
+@operator("table(Tensor codebook) -> Tensor", _table_fake)
+def table(codebook: Tensor) -> Tensor:
+    """`table_of_kind` of a BF16 matrix as stored."""
+    return table_of_kind(codebook, STORED)
+
+
+@operator("table_of_kind(Tensor codebook, int kind) -> Tensor", _table_fake)
+def table_of_kind(codebook: Tensor, kind: int) -> Tensor:
     """The decode table of a matrix of a kind in tiles: 16 KiB on the codebook's GPU; empty on the
     CPU. Waits for the GPU's current stream.
     """

@@ -340,7 +340,7 @@ def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tens
     for (at, label), array in zip(_kept(parts), arrays, strict=True):
         whole.append(array)
         if label == "plane":
-            whole.append(torch.ops.df11.table(whole[-4], parts[at][0]))
+            whole.append(torch.ops.df11.table_of_kind(whole[-4], parts[at][0]))
     return whole
 
 
