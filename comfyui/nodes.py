@@ -142,7 +142,7 @@ class Compress:
         sizes = f"{report.source_bytes:,} bytes, now {report.stored_bytes:,} ({report.ratio:.1%})"
         logging.info("df11: %s had %s", source.name, sizes)
         if report.ratio > LEAST_SAVED:
-            few = "df11: %s has few BF16 weights; only these stay compressed in memory"
+            few = "df11: %s has few floats, and takes about as much memory as before"
             logging.warning(few, source.name)
         return (str(out),)
 

@@ -25,8 +25,6 @@ class Held:
     bias_function: list[Any]
     #: The dtype that ComfyUI gave the layer; a compressed weight counts as one of it.
     weight_dtype: torch.dtype
-    #: Dtypes in which the layer holds its weight compressed.
-    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32, torch.float16)
     #: A LoRA, which every use of a compressed weight applies anew; see `patching.Patch`.
     patch: Any = None
     #: The weight as it was loaded, which costs no memory: it lies in the file's mapping.
@@ -64,12 +62,16 @@ class Held:
         super()._load_from_state_dict(*args)  # type: ignore[misc]
 
     def _hold(self, value: Tensor) -> None:
-        if isinstance(value, CompressedTensor) and self.weight_dtype in self.dtypes:
+        if isinstance(value, CompressedTensor) and self.keeps(value.dtype):
             self.host = value
         else:
             self.host = None
             value = decoded(value).to(self.weight_dtype)
         self.weight = nn.Parameter(value, requires_grad=False)
+
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Whether a weight of this dtype can stay compressed, and is cast in each call."""
+        return self.weight_dtype in (torch.bfloat16, torch.float32, torch.float16)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves the layer. A compressed weight that returns to the host is the one of the file."""
@@ -149,8 +151,6 @@ class HeldConv(Held):
 class HeldEmbedding(Held):
     """An embedding, of which the rows that are asked for are decoded."""
 
-    #: Text encoders also read the weight of an embedding, past the layer: F16 must be rounded.
-    dtypes = (torch.bfloat16, torch.float32)
     padding_idx: int | None
     max_norm: float | None
 
@@ -161,6 +161,12 @@ class HeldEmbedding(Held):
                 "max_norm writes to the weight of an embedding, and a compressed one is not "
                 "written to; load the model with ComfyUI's own loader"
             )
+
+    def keeps(self, dtype: torch.dtype) -> bool:
+        """Text encoders also read the weight of an embedding, past the layer: a weight that the
+        layer's dtype would round must be rounded.
+        """
+        return self.weight_dtype in (dtype, torch.float32)
 
     def compute(self, x: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
         weight = on_device(self.weight, x.device)

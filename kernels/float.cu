@@ -1,5 +1,6 @@
-// Decodes tiles of other floats than BF16 (tile_decode.cuh, float.cuh): a kernel for each split of
-// src/float.rs, and one for its decode tables. Not measured yet.
+// Decodes tiles of other floats than BF16 (tile_decode.cuh, float.cuh): for each split of
+// src/float.rs a kernel, the same one with tasks by value (tile.cu says why), and one for its
+// decode tables. Not measured yet.
 #include "tile_decode.cuh"
 
 namespace df11::tile {
@@ -16,6 +17,11 @@ typedef Float<4, 8, 8> F32OfBf16;
         const TileTask* __restrict__ tasks, u32 task_count, u64 unit_count, u32* status,           \
         u64 output) {                                                                              \
         decode_tasks<F>(tasks, task_count, unit_count, status, output);                            \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(WARPS<F>* LANES, 1) df11_float_decode_few_##NAME( \
+        const __grid_constant__ TileTasks tasks, u32 task_count, u64 unit_count, u32* status,      \
+        u64 output) {                                                                              \
+        decode_tasks<F>(tasks.tasks, task_count, unit_count, status, output);                      \
     }                                                                                              \
     extern "C" __global__ void df11_float_tables_##NAME(const TableTask* tasks) {                  \
         build_tables<F>(tasks);                                                                    \
@@ -38,6 +44,7 @@ struct Constants {
         u32 table = sizeof(TileTable);
         u32 table_task = sizeof(TableTask);
     } bytes;
+    u32 few_tasks = FEW_TASKS;
     u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's bits
     u32 good_warps = TILE_GOOD_WARPS;
     // Most warps per block.

@@ -147,9 +147,12 @@ class _Device:
         return arrays
 
     def _build_tables(self, arrays: dict[Area, Arrays]) -> None:
-        pairs = ((book, table) for book, *_, table in arrays.values())
-        items = [(book.data_ptr(), book.numel(), table.data_ptr()) for book, table in pairs]
-        _native.build_tables(self.device.index, items)
+        items: dict[int, list[tuple[int, int, int]]] = {}
+        for area, (book, *_, table) in arrays.items():
+            place = book.data_ptr(), book.numel(), table.data_ptr()
+            items.setdefault(area.kind, []).append(place)
+        for kind, mine in items.items():
+            _native.build_tables(self.device.index, mine, kind)
 
     def encoded(self, value: Tensor, exact: bool) -> CompressedTensor | None:
         """Encodes an uncompressed tensor as stored; None if that makes it no smaller."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from ._arrays import known_dtype_of, memory_at
 from ._dispatch import dense
-from ._matrices import STORED, TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
+from ._matrices import TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
 from ._tensor import CompressedTensor, rebuild
 
 #: Threads that cut tiles out; each copies at the speed of memory.
@@ -36,6 +36,8 @@ class Area(NamedTuple):
     rows: Range
     columns: Range
     is_whole: bool
+    #: As of a part.
+    kind: int
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -83,7 +85,7 @@ class Tensors(Mapping[str, Tensor]):
         if tiles is not None:
             arrays = self._arrays(tiles)
             self._names[arrays[0].data_ptr()] = name
-            part = Part.whole(STORED, tiles.rows, tiles.columns, tiles.staged_bytes)
+            part = Part.whole(tiles.kind, tiles.rows, tiles.columns, tiles.staged_bytes)
             self._found[name] = CompressedTensor(arrays, [part], stored.shape)
         return self._found.get(name)
 
@@ -169,7 +171,8 @@ def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:
 def _enclosing(name: str, part: Part) -> Area:
     rows = _rounded_out((part.row_begin, part.row_end), TILE_ROWS, part.rows)
     columns = _rounded_out((part.column_begin, part.column_end), TILE_COLUMNS, part.columns)
-    return Area(name, rows, columns, (rows, columns) == ((0, part.rows), (0, part.columns)))
+    is_whole = (rows, columns) == ((0, part.rows), (0, part.columns))
+    return Area(name, rows, columns, is_whole, part.kind)
 
 
 def _rounded_out(inner: Range, step: int, end: int) -> Range:
@@ -179,12 +182,13 @@ def _rounded_out(inner: Range, step: int, end: int) -> Range:
 
 def _within(tiles: Area, part: Part, whole: set[str]) -> tuple[Area, Part]:
     if tiles.name in whole:
-        return Area(tiles.name, (0, part.rows), (0, part.columns), True), part
+        whole_area = Area(tiles.name, (0, part.rows), (0, part.columns), True, part.kind)
+        return whole_area, part
     (top, bottom), (left, right) = tiles.rows, tiles.columns
     rows = part.row_begin - top, part.row_end - top
     columns = part.column_begin - left, part.column_end - left
     staged = part.staged_bytes + _MOVED_BYTES
-    return tiles, Part(STORED, bottom - top, right - left, staged, *rows, *columns)
+    return tiles, Part(part.kind, bottom - top, right - left, staged, *rows, *columns)
 
 
 def _area(rows: Range, columns: Range) -> int:

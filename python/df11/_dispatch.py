@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from . import _experts  # noqa: F401, which registers operators that are called here
-from ._matrices import FAST, View, contiguous_strides, lay_out, parts_of, view_of, windows
+from ._matrices import View, contiguous_strides, lay_out, parts_of, view_of, windows
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -102,7 +102,7 @@ def _clone(self: Any, *, memory_format: Any = None) -> Any:
 
 @_handles(aten._to_copy.default)
 def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any) -> Any:
-    if dtype not in (None, torch.bfloat16):
+    if dtype not in (None, self.dtype):
         warnings.warn(
             "a compressed weight is converted to another dtype, which decodes it: the result is an "
             "ordinary tensor, with all of its memory",
@@ -116,7 +116,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
         return self.like()
     if device.type not in ("cpu", "cuda", "meta"):
         return NotImplemented
-    if device.type == "cpu" and any(part.residence == FAST for part in self.parts):
+    if device.type == "cpu" and any(part.is_fast for part in self.parts):
         raise RuntimeError(
             "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
             "host, or decode it first: .decode().cpu()"
@@ -147,7 +147,7 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @_handles(aten.zero_.default)
 def _zero(self: Any) -> Any:
     """Libraries clear loaded rows of padding, which are usually zero already."""
-    return NotImplemented if self.decode().view(torch.int16).any() else self
+    return NotImplemented if self.decode().view(torch.uint8).any() else self
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -174,7 +174,7 @@ def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     # Strides describe the decoded tensor. A file may name zero columns.
     if func is aten.as_strided.default or columns < 1:
         return NotImplemented
-    held = self.shape, self.transposed, columns
+    held = self.shape, self.transposed, columns, self.dtype
     try:
         result = _views(func, *held, args, *kwargs.items())
     except TypeError:  # lists and symbolic numbers have no hash
@@ -198,12 +198,13 @@ def _views(
     shape: tuple[int, ...],
     transposed: bool,
     columns: int,
+    dtype: torch.dtype,
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
 ) -> View | list[View] | None:
     """Lets PyTorch view a tensor without memory whose elements have the order of the arrays."""
     strides = contiguous_strides(shape, transposed)
-    pattern = torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+    pattern = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
     try:
         like_pattern = func(pattern, *args, **dict(kwargs))
     except RuntimeError:  # no such view; decoded weights may have one
@@ -274,7 +275,8 @@ def _cat(tensors: Any, dim: int = 0) -> Any:
 
     def kind(one: Any) -> Any:
         sides = one.shape[:dim], one.shape[dim + 1 :], one.matrix_shape[1]
-        return sides, one.device, one.exact, one.is_streamed, one.transposed or one.flipped
+        is_turned = one.transposed or one.flipped
+        return sides, one.dtype, one.device, one.exact, one.is_streamed, is_turned
 
     if not all(is_compressed(one) and kind(one) == kind(first) for one in tensors):
         return NotImplemented
@@ -369,7 +371,7 @@ def _addmm(bias: Any, x: Any, w: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
 def _bmm(x: Any, w: Any) -> Any:
     if is_compressed(x) or w.exact or w.shape[0] < 2 or x.shape[:1] != w.shape[:1]:
         return NotImplemented
-    some = max(1, TEMPORARY_BYTES // (2 * w.shape[1] * w.shape[2]))
+    some = max(1, TEMPORARY_BYTES // (w.dtype.itemsize * w.shape[1] * w.shape[2]))
     out = x.new_empty((x.shape[0], x.shape[1], w.shape[2]))
     for at in range(0, w.shape[0], some):
         torch.bmm(x[at : at + some], w[at : at + some].decode(), out=out[at : at + some])
@@ -378,10 +380,10 @@ def _bmm(x: Any, w: Any) -> Any:
 
 @_handles(aten._grouped_mm.default)
 def _grouped_mm(x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    plain = offs is not None and bias is None and out_dtype in (None, torch.bfloat16)
+    plain = offs is not None and bias is None and out_dtype in (None, w.dtype)
     if is_compressed(x) or not plain or x.dim() != 2 or w.dim() != 3:
         return NotImplemented
-    if not w.exact and w.transposed and x.is_cuda:
+    if not w.exact and w.transposed and x.is_cuda and w.dtype == torch.bfloat16:
         offsets = torch.cat([offs.new_zeros(1), offs])
         return torch.ops.df11.grouped_linear(x, offsets, None, w._arrays, w.flat_parts, w.shape[0])
     return torch.ops.df11._grouped_mm(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import _ops
-from ._matrices import grouped, lay_out, raw_stream, shape_of, windows
+from ._matrices import dtype_of_parts, grouped, lay_out, raw_stream, shape_of, windows
 from ._ops import Arrays, Numbers, library, operator
 from ._order import Framework, Kernels, order_of
 
@@ -124,7 +124,8 @@ def _each_routed(
     the matrices before it takes the next ones.
     """
     routed = _routed(ends)
-    most = max(1, _ops.TEMPORARY_BYTES // (2 * height * shape_of(parts)[1]))
+    expert_bytes = dtype_of_parts(parts).itemsize * height * shape_of(parts)[1]
+    most = max(1, _ops.TEMPORARY_BYTES // expert_bytes)
     for at in range(0, len(routed), most):
         some = routed[at : at + most]
         places = slice(some[0][1], some[-1][2])

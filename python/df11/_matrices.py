@@ -1,10 +1,11 @@
 """Compressed matrices in tensors: what describes them, and the native objects for their addresses.
 
-A *matrix* has R rows and C columns of BF16 weights, compressed in some arrays (one-dimensional
-uint8 tensors). Its residence is 0, as stored, with codebook, records, bits, plane and decode table
-(empty on the CPU); or 1, fast, with strips and entries. A *part* is a window of a matrix, in eight
-numbers: residence, R, C, staged bytes, first row, end of rows, first column, end of columns. A flat
-list holds the parts one after another, and another list the arrays of their matrices.
+A *matrix* has R rows and C columns of weights, compressed in some arrays (one-dimensional uint8
+tensors). Its *kind* is 0, BF16 as stored, with codebook, records, bits, plane and decode table
+(empty on the CPU); 1, BF16 in the fast layout, with strips and entries; or more, another float as
+stored, with arrays like those of 0. A *part* is a window of a matrix, in eight numbers: kind, R, C,
+staged bytes, first row, end of rows, first column, end of columns. A flat list holds the parts one
+after another, and another list the arrays of their matrices.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._arrays import known_dtype_of
 
 PART = 8
-#: Arrays of a matrix, by residence, in their order.
-ARRAYS = (("codebook", "records", "bits", "plane", "table"), ("strips", "entries"))
+#: Kinds of BF16 matrices, the only ones by which kernels multiply.
 STORED, FAST = 0, 1
+#: PyTorch's dtype of each kind.
+DTYPES = tuple(known_dtype_of("of a kind", name) for name in _native.KINDS)
+_TILES, _STRIPS = ("codebook", "records", "bits", "plane", "table"), ("strips", "entries")
+#: Arrays of a matrix, by kind, in their order.
+ARRAYS = tuple(_STRIPS if kind == FAST else _TILES for kind in range(len(DTYPES)))
 #: Number of a matrix's first arrays that cannot be made from others.
 KEPT = 4
 TABLE_BYTES = 16384
@@ -39,7 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
-    residence: int
+    kind: int
     rows: int
     columns: int
     staged_bytes: int
@@ -49,8 +55,12 @@ class Part(NamedTuple):
     column_end: int
 
     @classmethod
-    def whole(cls, residence: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
-        return cls(residence, rows, columns, staged_bytes, 0, rows, 0, columns)
+    def whole(cls, kind: int, rows: int, columns: int, staged_bytes: int = 0) -> Part:
+        return cls(kind, rows, columns, staged_bytes, 0, rows, 0, columns)
+
+    @property
+    def is_fast(self) -> bool:
+        return self.kind == FAST
 
     @property
     def height(self) -> int:
@@ -79,9 +89,23 @@ def shape_of(parts: Sequence[int]) -> tuple[int, int]:
     return sum(heights), parts[7] - parts[6]
 
 
+def dtype_of_parts(parts: Sequence[int]) -> torch.dtype:
+    """The dtype of their weights. Raises `ValueError` for an unknown kind."""
+    _check_count(parts)
+    _check_kinds(parts[:1])
+    return DTYPES[parts[0]]
+
+
 def _check_count(parts: Sequence[int]) -> None:
     if not parts or len(parts) % PART:
         raise ValueError(f"parts are {PART} numbers each, and at least one; here are {len(parts)}")
+
+
+def _check_kinds(kinds: Sequence[Any]) -> None:
+    if not kinds or any(kind not in range(len(DTYPES)) for kind in kinds):
+        raise ValueError(f"the kind of a part is a number from 0 to {len(DTYPES) - 1}")
+    if len(several := {DTYPES[kind] for kind in kinds}) > 1:
+        raise ValueError(f"parts of several dtypes: {', '.join(sorted(map(str, several)))}")
 
 
 def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
@@ -89,8 +113,7 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
     numbers contradict each other or the arrays, `TypeError` for other arrays.
     """
     _check_count(parts)
-    if any(parts[at] not in (STORED, FAST) for at in range(0, len(parts), PART)):
-        raise ValueError("the residence of a part is 0 (as stored) or 1 (fast layout)")
+    _check_kinds(parts[::PART])
     needed = sum(len(ARRAYS[parts[at]]) for at in range(0, len(parts), PART))
     if len(arrays) != needed:
         raise ValueError(f"these parts have {needed} arrays; here are {len(arrays)}")
@@ -122,10 +145,9 @@ def _check_arrays(arrays: Sequence[Any]) -> None:
 
 def check_kept(arrays: Any, parts: Sequence[Sequence[int]]) -> None:
     """Checks kept arrays, which have no decode tables. Does not check the numbers yet."""
-    residences = [part[0] for part in parts]
-    if not residences or any(residence not in (STORED, FAST) for residence in residences):
-        raise ValueError("the residence of a part is 0 (as stored) or 1 (fast layout)")
-    needed = sum(len(ARRAYS[residence][:KEPT]) for residence in residences)
+    kinds = [part[0] for part in parts]
+    _check_kinds(kinds)
+    needed = sum(len(ARRAYS[kind][:KEPT]) for kind in kinds)
     if type(arrays) not in (list, tuple) or len(arrays) != needed:
         raise ValueError(f"these parts are kept as a list of {needed} arrays")
     _check_arrays(arrays)
@@ -141,7 +163,7 @@ def check_lengths(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
     if any(array.is_meta or type(array) is not Tensor for array in arrays):
         return
     for part, mine in parts_with_arrays(arrays, parts):
-        if part.residence == STORED:
+        if not part.is_fast:
             matrices(mine, part, mine[0].device.index)
             continue
         strips, entries = mine
@@ -215,7 +237,8 @@ def matrices(
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
     native = matrices(arrays, parts, index)
     able = _native.fits(index) and all(
-        part.is_aligned for part, _ in parts_with_arrays(arrays, parts)
+        part.kind in (STORED, FAST) and part.is_aligned
+        for part, _ in parts_with_arrays(arrays, parts)
     )
     return _native.Linear(native) if able else None
 
@@ -225,7 +248,7 @@ def grouped(
     arrays: Sequence[Tensor], parts: Sequence[int], experts: int, index: int
 ) -> _native.Grouped | None:
     part = Part(*parts[:PART])
-    able = len(parts) == PART and part.residence == FAST and part.width == part.columns
+    able = len(parts) == PART and part.is_fast and part.width == part.columns
     able = able and part.is_aligned and part.height // experts % TILE_ROWS == 0
     if not (able and _native.fits(index)):
         return None
@@ -237,7 +260,7 @@ def _layout(parts: tuple[int, ...]) -> tuple[list[Part], list[int], list[int]]:
     """Parts, the first row of each among all rows, and its first array."""
     held = parts_of(parts)
     rows = accumulate((part.height for part in held), initial=0)
-    firsts = accumulate((len(ARRAYS[part.residence]) for part in held), initial=0)
+    firsts = accumulate((len(ARRAYS[part.kind]) for part in held), initial=0)
     return held, [*rows], [*firsts]
 
 

@@ -38,8 +38,11 @@ _Piece: TypeAlias = (
 _Index: TypeAlias = int | slice
 
 __version__: str
+KINDS: Final[tuple[str, ...]]
+"""The dtype of the weights of each kind of matrices (see `Tiles`), by number."""
 
-__all__ = ["Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model", "Packer"]
+__all__ = ["KINDS", "Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model"]
+__all__ += ["Packer"]
 __all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
@@ -358,8 +361,8 @@ class Tensor(_Decoded):
     stored_bytes: Final[int]
     """Bytes of its arrays in the container; 0 for an alias."""
     tiles: Final[Tiles | None]
-    """Its arrays, if it is BF16 in tiles of 32 x 256; an alias has those of its target. None for
-    any other tensor.
+    """Its arrays, if it is in tiles of 32 x 256; an alias has those of its target. None for any
+    other tensor.
     """
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
@@ -499,17 +502,18 @@ class Program:
         the bytes of one of them. The program must live as long as replays of a captured graph.
         """
 
-# Matrices in memory of other libraries. A *matrix* is a BF16 tensor of a container in tiles of 32 x
-# 256, in one of two residences:
+# Matrices in memory of other libraries. A *matrix* is a tensor of a container in tiles of 32 x 256,
+# of one of these kinds:
 #
-# | residence | arrays, in order |
+# | kind | arrays, in order |
 # |---|---|
-# | 0, as stored | codebook, records, bits, plane, table: a decode table, empty on the CPU |
-# | 1, fast layout, on GPUs alone | strips, entries: exceptions of 4 bytes each |
+# | 0, BF16 as stored | codebook, records, bits, plane, table: a decode table, empty on the CPU |
+# | 1, BF16 in the fast layout, on GPUs alone | strips, entries: exceptions of 4 bytes each |
+# | 2 to 8, other floats as stored (E4M3, E5M2, F16, BF16 of E4M3, F32, of F16, of BF16) | as 0 |
 #
-# A *part* is a window of a matrix, in eight numbers: residence, rows and columns of the whole
-# matrix, staged bytes (0 for residence 1), first row, row after the last one, first column, column
-# after the last one.
+# A *part* is a window of a matrix, in eight numbers: kind, rows and columns of the whole matrix,
+# staged bytes (0 for kind 1), first row, row after the last one, first column, column after the
+# last one. Kernels multiply by kinds 0 and 1, and gather rows from them; the CPU gathers from any.
 #
 # **Nobody checks addresses and streams.** Arrays must have the named lengths, begin on multiples of
 # 16, and live until the stream has done the work that uses them. The same holds for x, outputs and
@@ -520,7 +524,7 @@ class Program:
 
 @final
 class Tiles:
-    """A BF16 matrix of a container in tiles of 32 x 256. From `Tensor.tiles`."""
+    """A matrix of a container in tiles of 32 x 256. From `Tensor.tiles`."""
 
     rows: Final[int]
     """The product of all dimensions that are not in `columns`."""
@@ -528,6 +532,8 @@ class Tiles:
     """The last dimension, or the product of some last dimensions."""
     staged_bytes: Final[int]
     """The most bytes of its bitstream that a tile takes."""
+    kind: Final[int]
+    """Its kind, a number in the table above."""
     lengths: Final[tuple[int, int, int, int]]
     """Bytes of codebook, records, bits and plane."""
     places: Final[tuple[tuple[int, int], ...] | None]
@@ -571,14 +577,18 @@ class Matrix:
         """
 
 def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
-    """Like `Matrix.decode` of each, all on one GPU: up to eight stored ones in one launch."""
+    """Like `Matrix.decode` of each, all on one GPU: up to eight neighbours of a kind in tiles in
+    one launch.
+    """
 
 @final
 class Linear:
     """`y = x Wᵀ (+ bias)` of parts of one GPU that share x, and begin and end between tiles."""
 
     def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
-        """Raises `ParameterError` if they differ in columns or GPU, `GpuError`."""
+        """Raises `ParameterError` for other floats than BF16, or if they differ in columns or GPU;
+        `GpuError`.
+        """
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
     def keeps_order(self, rows: int, splits: Sequence[int]) -> bool:
@@ -612,7 +622,7 @@ class Grouped:
     """
 
     def __new__(cls, matrix: Matrix, experts: int) -> Grouped:
-        """Raises `ParameterError` for residence 0, a window of columns, or experts that do not
+        """Raises `ParameterError` for kinds in tiles, a window of columns, or experts that do not
         begin on multiples of 32 rows; `GpuError`.
         """
     keeps_order: Final[bool]
@@ -668,9 +678,9 @@ def upload(
     pinned memory, and check them. Done when it returns; Ctrl-C ends it.
     """
 
-def build_tables(device: int, items: Sequence[tuple[int, int, int]]) -> None:
-    """Build decode tables of 16,384 bytes: address of the codebook, its bytes, address of the
-    table. Done when it returns.
+def build_tables(device: int, items: Sequence[tuple[int, int, int]], kind: int = 0) -> None:
+    """Build decode tables of 16,384 bytes for matrices of a kind: address of the codebook, its
+    bytes, address of the table. Done when it returns.
     """
 
 @final

@@ -11,7 +11,7 @@ operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import prod
@@ -23,12 +23,14 @@ from torch.nn import functional
 
 from . import _native
 from ._matrices import (
+    FAST,
     PART,
     STORED,
     TABLE_BYTES,
     TILE_ROWS,
     Function,
     check,
+    dtype_of_parts,
     matrices,
     parts_with_arrays,
     product,
@@ -111,7 +113,7 @@ def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     for part, mine in parts_with_arrays(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
         large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
-        if some or large or part.residence != STORED:
+        if some or large or part.is_fast:
             copies += mine
         else:
             copies.append(mine[0])
@@ -120,15 +122,15 @@ def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
 
 
 def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
-    return torch.empty(shape_of(parts), dtype=_BF16, device=device)
+    return torch.empty(shape_of(parts), dtype=dtype_of_parts(parts), device=device)
 
 
 @operator("decode(Tensor[] arrays, int[] parts, Device device) -> Tensor", _decode_fake)
 def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
-    """All rows of all parts, row after row: a dense BF16 matrix [R, C] on `device`.
+    """All rows of all parts, row after row: a dense matrix [R, C] on `device`, of their dtype.
 
-    Takes one launch on a GPU's current stream for each residence among up to eight parts, and
-    neither waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores.
+    Takes one launch on a GPU's current stream for each kind among up to eight parts, and neither
+    waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores.
     Raises the errors of `_matrices.check`; `ParameterError` if lengths of arrays contradict their
     part; `CorruptError`.
     """
@@ -159,12 +161,13 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
     With `exact`, and always on the CPU, y has the bits of `torch.nn.functional.linear` with the
-    BF16 weights. If x has few rows and that function's order of additions is known (`_order`),
-    kernels multiply in this order without decoding to memory. Otherwise W is decoded (2 R C bytes,
-    freed after the product) and PyTorch multiplies. Without `exact` kernels multiply in their
-    fastest order; for many rows of x at most 60 MB at a time are decoded before each product, and x
-    and bias must be BF16. Gradients flow to x and bias; the backward pass decodes W anew. Raises
-    the errors of `decode`; `RuntimeError` for x or bias of a wrong shape or dtype.
+    decoded weights. If x has few rows and that function's order of additions is known (`_order`),
+    kernels multiply in this order without decoding to memory. Otherwise W is decoded (to all of its
+    bytes, freed after the product) and PyTorch multiplies. Without `exact` kernels multiply in
+    their fastest order; for many rows of x, and by other floats than BF16, at most 60 MB at a time
+    are decoded before each product, and x and bias must have the dtype of the weights. Gradients
+    flow to x and bias; the backward pass decodes W anew. Raises the errors of `decode`;
+    `RuntimeError` for x or bias of a wrong shape or dtype.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
@@ -369,19 +372,19 @@ def _multiply_in_kernels(
 
 def _fault(x: Tensor, parts: Numbers, rows: int, bias: Tensor | None) -> str | None:
     """The reason why kernels cannot multiply these."""
-    columns = parts[7] - parts[6]
-    if x.dtype != _BF16 or x.dim() == 0 or x.shape[-1] != columns:
+    columns, dtype = parts[7] - parts[6], dtype_of_parts(parts)
+    if x.dtype != dtype or x.dim() == 0 or x.shape[-1] != columns:
         return (
-            f"x is {x.dtype} of shape {tuple(x.shape)}, and the weight BF16 of {columns} columns; "
-            "cast x, or use exact mode, which multiplies as PyTorch does"
+            f"x is {x.dtype} of shape {tuple(x.shape)}, and the weight {dtype} of {columns} "
+            "columns; cast x, or use exact mode, which multiplies as PyTorch does"
         )
     if bias is None or (
-        (bias.dtype, bias.device, tuple(bias.shape)) == (_BF16, x.device, (rows,))
+        (bias.dtype, bias.device, tuple(bias.shape)) == (dtype, x.device, (rows,))
         and bias.is_contiguous()
     ):
         return None
     return (
-        f"a bias is contiguous BF16 of {rows} elements on {x.device}, and not {bias.dtype} of "
+        f"a bias is contiguous {dtype} of {rows} elements on {x.device}, and not {bias.dtype} of "
         f"shape {tuple(bias.shape)} on {bias.device}"
     )
 
@@ -407,9 +410,7 @@ def _multiply_decoded(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | 
     (y,) = _products(x, parts, (len(parts) // PART,), (bias,))
     height, columns = shape_of(parts)
     x = x.reshape(-1, columns)
-    most = max(TILE_ROWS, TEMPORARY_BYTES // (2 * columns) // TILE_ROWS * TILE_ROWS)
-    ranges = [(begin, min(begin + most, height)) for begin in range(0, height, most)]
-    for (begin, end), mine in zip(ranges, windows(arrays, parts, ranges), strict=True):
+    for (begin, end), mine in _slices(arrays, parts):
         out = y.view(-1, height)[:, begin:end]
         # The decoded rows get no name, so their memory is free before the next rows.
         if bias is None:
@@ -417,6 +418,17 @@ def _multiply_decoded(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | 
         else:
             torch.addmm(bias[begin:end], x, decode(*mine, x.device).t(), out=out)
     return y
+
+
+def _slices(
+    arrays: Arrays, parts: Numbers
+) -> Iterator[tuple[tuple[int, int], tuple[list[Tensor], list[int]]]]:
+    """Ranges of rows that take at most `TEMPORARY_BYTES` each, with their arrays and parts."""
+    height, columns = shape_of(parts)
+    most = TEMPORARY_BYTES // (dtype_of_parts(parts).itemsize * columns)
+    most = max(TILE_ROWS, most // TILE_ROWS * TILE_ROWS)
+    ranges = [(begin, min(begin + most, height)) for begin in range(0, height, most)]
+    return zip(ranges, windows(arrays, parts, ranges), strict=True)
 
 
 def _linears_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -454,26 +466,41 @@ def _check_indices(indices: Tensor) -> None:
 
 def _rows_of(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     _check_indices(indices)
-    return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=_BF16)
+    return indices.new_empty((*indices.shape, shape_of(parts)[1]), dtype=dtype_of_parts(parts))
 
 
 @operator("embedding(Tensor indices, Tensor[] arrays, int[] parts) -> Tensor", _rows_of)
 def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     """Rows by their numbers: [..., C] for indices of shape [...], int32 or int64. Decodes the tiles
     that hold these rows, on a GPU once for each index. Parts begin and end on multiples of 32 rows
-    and 256 columns of their matrix, or at its end. Raises the errors of `decode`; `TypeError` for
-    other indices; `IndexError` for a row that does not exist.
+    and 256 columns of their matrix, or at its end. No kernel gathers rows of other floats than
+    BF16: a GPU decodes the whole matrix for them, 60 MB at a time. Raises the errors of `decode`;
+    `TypeError` for other indices; `IndexError` for a row that does not exist, which on a GPU for
+    those floats is an assertion of the device, as in PyTorch.
     """
     _check_indices(indices)
     some, back = indices, None
     if not indices.is_cuda:
         some, back = torch.unique(indices, return_inverse=True)
     out = _rows_of(some, arrays, parts)
-    if out.numel():
+    if out.numel() and indices.is_cuda and any(kind > FAST for kind in parts[::PART]):
+        gather_decoded(some.reshape(-1), arrays, parts, out.view(-1, out.shape[-1]))
+    elif out.numel():
         _gather_all(some.reshape(-1).contiguous(), arrays, parts, out.view(-1, out.shape[-1]))
     else:
         check(arrays, parts)
-    return out if back is None else out[back]
+    return out if back is None else out.view(torch.uint8)[back].view(out.dtype)
+
+
+def gather_decoded(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
+    """Rows by their numbers, out of slices that are decoded in turn. Waits for nothing."""
+    torch._assert_async(((indices >= 0) & (indices < shape_of(parts)[0])).all())
+    rows = out.view(torch.uint8).zero_()
+    for (begin, end), mine in _slices(arrays, parts):
+        is_here = (indices >= begin) & (indices < end)
+        local = (indices - begin).clamp(0, end - begin - 1)
+        found = decode(*mine, out.device).view(torch.uint8)[local]
+        torch.where(is_here[:, None], found, rows, out=rows)
 
 
 def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
@@ -495,14 +522,20 @@ def _gather_all(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) ->
         first += matrix.rows
 
 
-def _table_fake(codebook: Tensor) -> Tensor:
+def _table_fake(codebook: Tensor, kind: int = STORED) -> Tensor:
     return codebook.new_empty(TABLE_BYTES if codebook.device.type == "cuda" else 0)
 
 
 @operator("table(Tensor codebook) -> Tensor", _table_fake)
 def table(codebook: Tensor) -> Tensor:
-    """The decode table of a matrix as stored: 16 KiB on the codebook's GPU; empty on the CPU. Waits
-    for the GPU's current stream.
+    """`table_of_kind` of a BF16 matrix as stored."""
+    return table_of_kind(codebook, STORED)
+
+
+@operator("table_of_kind(Tensor codebook, int kind) -> Tensor", _table_fake)
+def table_of_kind(codebook: Tensor, kind: int) -> Tensor:
+    """The decode table of a matrix of a kind in tiles: 16 KiB on the codebook's GPU; empty on the
+    CPU. Waits for the GPU's current stream.
     """
     if codebook.dtype != torch.uint8 or codebook.dim() != 1 or not codebook.is_contiguous():
         raise TypeError("a codebook is a contiguous uint8 tensor of one dimension")
@@ -510,5 +543,5 @@ def table(codebook: Tensor) -> Tensor:
     if codebook.is_cuda:
         torch.cuda.current_stream(codebook.device).synchronize()
         place = (codebook.data_ptr(), codebook.nbytes, made.data_ptr())
-        _native.build_tables(codebook.device.index, [place])
+        _native.build_tables(codebook.device.index, [place], kind)
     return made

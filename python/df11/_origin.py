@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from . import _native
 from ._container import Tensors
 from ._dispatch import dense
-from ._matrices import FAST
 from ._modules import Entry, Spot, entries, local
 from ._platform import TEMPORARY, places, unlink_mapped
 from ._tensor import CompressedTensor
@@ -348,11 +347,11 @@ def is_as_loaded(origin: Origin, weight: Weight, value: Tensor, name: str = "") 
         )
     if weight.description is None:
         return settled(digest(value)) == weight.digest
-    if value.dtype != torch.bfloat16:
-        return False
     expected = origin.tensors.rebuild(weight.description)
-    if expected.shape != value.shape or _has_arrays(value, expected):
-        return expected.shape == value.shape
+    if (expected.shape, expected.dtype) != (value.shape, value.dtype):
+        return False
+    if _has_arrays(value, expected):
+        return True
     return torch.equal(_bits(_on_cpu(value)), _bits(expected))
 
 
@@ -370,7 +369,7 @@ def _has_arrays(value: Tensor, expected: CompressedTensor) -> bool:
 
 def _on_cpu(value: Tensor) -> Tensor:
     """A value on the CPU. A GPU decodes the fast layout, which no CPU can."""
-    if isinstance(value, CompressedTensor) and any(part.residence == FAST for part in value.parts):
+    if isinstance(value, CompressedTensor) and any(part.is_fast for part in value.parts):
         value = value.decode()
     return value.cpu()
 

@@ -198,7 +198,7 @@ def _pattern(globs: tuple[str, ...]) -> tuple[re.Pattern[str], dict[str, str]]:
 
 
 #: Encodings whose weights are never compressed in memory.
-_DECODED = {"raw", "float", "delta"}
+_DECODED = {"raw", "delta"}
 
 
 def warn_of_converted(items: Iterable[Item], container: Any, dtype: torch.dtype | None) -> None:

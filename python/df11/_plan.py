@@ -29,6 +29,7 @@ SMALL = "not smaller when compressed"
 GAP = "stored in the layout gap, which is decoded; df11 convert makes tiles of it"
 NARROW = "too narrow for the kernels, which read rows of at least 128 weights"
 ODD = "not a multiple of 8 wide, as the kernels need"
+MADE = "made by the loader from other tensors, and only BF16 is compressed again"
 EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
@@ -59,13 +60,14 @@ class Item:
         if not isinstance(self.value, CompressedTensor):
             # A weight that is not compressed yet is whole in memory, and cannot be streamed.
             return "stored" if wanted == "stored" and self.is_encodable else "fast"
-        slow = self.value.matrix_shape[1] % 8 or self.value.transposed
+        is_bf16 = self.value.dtype == torch.bfloat16
+        slow = not is_bf16 or self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted
 
     def nbytes(self, residence: Residence) -> int:
         """Bytes on a GPU."""
         if residence == "ordinary":
-            return 2 * self.value.numel() if self.is_compressed else self.value.nbytes
+            return whole_bytes(self.value)
         if residence == "fast" or not self.is_compressed:
             return fast_bytes(self.value)
         return self.table_bytes + (self.stored_bytes if residence == "stored" else 0)
@@ -95,6 +97,11 @@ class Item:
         )
 
 
+def whole_bytes(value: Tensor) -> int:
+    """Bytes of its decoded weights."""
+    return value.numel() * value.element_size()
+
+
 def matrix_of(value: Tensor) -> tuple[int, int]:
     if isinstance(value, CompressedTensor):
         return value.matrix_shape
@@ -118,15 +125,15 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
         return "a buffer"
     if value.dim() < 2:
         return "a vector"
-    if any(one.encoding == "float" for one in stored):
-        return "of a dtype that is decoded at load"
     if any(one.encoding == "delta" for one in stored):
         return "stored as differences from a base, decoded at load"
-    if any(one.encoding == "raw" or one.dtype != "BF16" for one in stored):
+    if any(one.encoding == "raw" for one in stored):
         return "stored as it is"
     if isinstance(value, CompressedTensor):
         tables = item.table_bytes if on_gpu else 0
-        return SMALL if 2 * value.numel() - item.stored_bytes - tables < LEAST_SAVED else None
+        return SMALL if whole_bytes(value) - item.stored_bytes - tables < LEAST_SAVED else None
+    if value.dtype != torch.bfloat16:
+        return why_no_matrix(value, MADE)
     is_gap = any(one.encoding == "gap" for one in stored)
     item.is_encodable = not is_gap and matrix_for(value) is not None
     if item.is_encodable or (on_gpu and value.numel() and value.shape[-1] % 8 == 0):
@@ -134,11 +141,13 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     return GAP if is_gap else why_no_matrix(value)
 
 
-def why_no_matrix(value: Tensor) -> str:
-    """Why a BF16 tensor of several dimensions cannot be compressed in memory."""
+def why_no_matrix(value: Tensor, otherwise: str = NARROW) -> str:
+    """Why a tensor of several dimensions cannot be compressed in memory."""
     if value.numel() * value.element_size() < LEAST_BYTES:
         return SMALL
-    return ODD if value.shape[-1] % 8 and value.shape[-1] > LEAST_COLUMNS else NARROW
+    if value.shape[-1] % 8 and value.shape[-1] > LEAST_COLUMNS:
+        return ODD
+    return NARROW if value.shape[-1] < LEAST_COLUMNS else otherwise
 
 
 @dataclass

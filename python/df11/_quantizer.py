@@ -250,7 +250,9 @@ class Df11Quantizer(HfQuantizer):
         if self.pre_quantized or place is None or said.residence == "auto" or said.streamed:
             return False
         several = place.where is not None or len(place.devices) > 1
-        if several or place.devices[0].type not in PACKING_DEVICES:
+        # Only BF16 weights are compressed on a GPU; for others containers are made.
+        is_bf16 = self.dtype in (None, torch.bfloat16)
+        if several or not is_bf16 or place.devices[0].type not in PACKING_DEVICES:
             return False
         # A checkpoint that would fit in BF16 fits compressed in any case.
         whole = sum(Path(file).stat().st_size for file in files)

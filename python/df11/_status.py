@@ -11,7 +11,6 @@ from torch import nn
 
 from . import _native
 from ._errors import CorruptError
-from ._matrices import FAST
 from ._modules import local
 from ._ops import orders
 from ._origin import Origin, is_as_loaded, members, origins
@@ -215,10 +214,11 @@ def _add(out: ModelReport, origin: Origin) -> None:
         if mode not in out.modes:
             out.modes.append(mode)
         device = out._on(value.device)
-        residence = "fast" if value.parts[0].residence == FAST else "stored"
+        residence = "fast" if value.parts[0].is_fast else "stored"
         residence = "streamed" if value.is_streamed else residence
         out.residences[weight.name] = residence
-        if value.exact and value.device.type == "cuda" and value.is_matrix:
+        is_bf16 = value.dtype == torch.bfloat16
+        if is_bf16 and value.exact and value.device.type == "cuda" and value.is_matrix:
             out.orders[weight.name] = orders(value._arrays, value.flat_parts)
         for array in value._arrays:
             key = (array.data_ptr(), array.numel())

@@ -1,6 +1,6 @@
-"""Compressed BF16 matrices as tensors.
+"""Compressed matrices as tensors.
 
-A `CompressedTensor` is a tensor to PyTorch: it has a shape, a device and dtype BF16, and may be a
+A `CompressedTensor` is a tensor to PyTorch: it has a shape, a device and a dtype, and may be a
 parameter. It holds the compressed arrays, ordinary uint8 tensors. Products, look-ups of embeddings,
 views and moves work on these (`_dispatch`). All other functions get its decoded weights during
 their call. It cannot be written to.
@@ -24,13 +24,13 @@ from ._dispatch import Compressed, dense, dispatch
 from ._functions import FUNCTIONS, refuse_gradients
 from ._matrices import (
     ARRAYS,
-    FAST,
     KEPT,
     PART,
     Part,
     check_kept,
     check_lengths,
     contiguous_strides,
+    dtype_of_parts,
     lay_out,
     parts_with_arrays,
     shape_of,
@@ -48,7 +48,7 @@ Numbers = Sequence[int]
 
 
 class CompressedTensor(Compressed):
-    """A BF16 tensor whose memory is the compressed arrays of some matrices (see `_matrices`).
+    """A tensor whose memory is the compressed arrays of some matrices (see `_matrices`).
 
     The stacked rows of all parts are its elements in row-major order. In a tensor of any rank the
     leading dimensions count rows, and the others columns. It does not require gradients.
@@ -97,15 +97,16 @@ class CompressedTensor(Compressed):
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
-            made = _wrapper(arrays.shape, arrays.flipped, arrays.device)
+            made = _wrapper(arrays.shape, arrays.flipped, arrays.device, arrays.dtype)
             return made._take(arrays, _is_param=getattr(arrays, "_is_param", False))
         if isinstance(arrays, Tensor):
             return nn.Parameter(arrays, requires_grad=False)  # type: ignore[return-value]
-        self = _wrapper(shape, flipped, device or arrays[0].device)
-        self.parts = tuple(part if type(part) is Part else Part(*part) for part in parts)
-        self.flat_parts = tuple(chain.from_iterable(self.parts))
+        held = tuple(part if type(part) is Part else Part(*part) for part in parts)
+        flat = tuple(chain.from_iterable(held))
+        self = _wrapper(shape, flipped, device or arrays[0].device, dtype_of_parts(flat))
+        self.parts, self.flat_parts = held, flat
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
-        self._names = _names(tuple(part.residence for part in self.parts))
+        self._names = _names(tuple(part.kind for part in self.parts))
         self.__dict__.update(zip(self._names, arrays, strict=True))
         self._place = device or arrays[0].device
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
@@ -174,7 +175,8 @@ class CompressedTensor(Compressed):
         if arrays is not None:
             return CompressedTensor(arrays, parts or self.parts, shape, **options)
         del options["device"]
-        return _wrapper(shape, options["flipped"], self._place)._take(self, **options)
+        made = _wrapper(shape, options["flipped"], self._place, self.dtype)
+        return made._take(self, **options)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -182,9 +184,9 @@ class CompressedTensor(Compressed):
         return {**options, "device": self._place if self.is_streamed else None}
 
     def decode(self) -> Tensor:
-        """The weights as an ordinary BF16 tensor of the same shape, strides and device.
+        """The weights as an ordinary tensor of the same dtype, shape, strides and device.
 
-        Takes two bytes of new memory per weight, briefly twice that if `transposed`, and the time
+        Takes new memory for all weights, briefly twice that if `transposed`, and the time
         of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
         dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)
@@ -205,14 +207,12 @@ class CompressedTensor(Compressed):
         return CompressedTensor(list(inner.values()), parts, size, **dict(options))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        residence = (
-            "fast layout" if any(part.residence == FAST for part in self.parts) else "as stored"
-        )
+        residence = "fast layout" if any(part.is_fast for part in self.parts) else "as stored"
         where = ", streamed" if self.is_streamed else ""
         mode = "exact" if self.exact else "fused"
         head = (
-            f"CompressedTensor(shape={tuple(self.shape)}, device={str(self.device)!r}, {mode}, "
-            f"{residence}{where}, {self.nbytes_stored} bytes)"
+            f"CompressedTensor(shape={tuple(self.shape)}, {self.dtype}, "
+            f"device={str(self.device)!r}, {mode}, {residence}{where}, {self.nbytes_stored} bytes)"
         )
         return f"{head} containing:\n{self._values_shown()}" if self._has_values() else head
 
@@ -276,18 +276,18 @@ class CompressedTensor(Compressed):
 
 
 @cache
-def _names(residences: tuple[int, ...]) -> tuple[str, ...]:
-    return tuple(
-        f"_{name}{at}" for at, residence in enumerate(residences) for name in ARRAYS[residence]
-    )
+def _names(kinds: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"_{name}{at}" for at, kind in enumerate(kinds) for name in ARRAYS[kind])
 
 
-def _wrapper(shape: Sequence[int], flipped: bool, device: torch.device) -> CompressedTensor:
+def _wrapper(
+    shape: Sequence[int], flipped: bool, device: torch.device, dtype: torch.dtype
+) -> CompressedTensor:
     made: CompressedTensor = Tensor._make_wrapper_subclass(
         CompressedTensor,
         tuple(shape),
         strides=contiguous_strides(shape, flipped) if flipped else None,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         device=device,
         requires_grad=False,
         storage_size=0,
@@ -337,10 +337,10 @@ def _kept(parts: Sequence[Numbers]) -> list[tuple[int, str]]:
 def with_tables(arrays: Sequence[Tensor], parts: Sequence[Numbers]) -> list[Tensor]:
     """Adds the decode tables that their device needs to arrays."""
     whole: list[Tensor] = []
-    for (_, label), array in zip(_kept(parts), arrays, strict=True):
+    for (at, label), array in zip(_kept(parts), arrays, strict=True):
         whole.append(array)
         if label == "plane":
-            whole.append(torch.ops.df11.table(whole[-4]))
+            whole.append(torch.ops.df11.table_of_kind(whole[-4], parts[at][0]))
     return whole
 
 
@@ -354,7 +354,7 @@ def rebuild(
     """
     state = _checked(state)
     version = state.pop("fast", 1)
-    if FAST in (part[0] for part in state["parts"]) and version != FAST_VERSION:
+    if any(Part(*part).is_fast for part in state["parts"]) and version != FAST_VERSION:
         raise ValueError(
             "this tensor was kept in the fast layout of another release; load the container again, "
             "and keep it as stored (residence='stored') for other releases"

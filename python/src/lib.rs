@@ -37,7 +37,7 @@ mod _native {
     };
     use std::ffi::OsString;
 
-    use pyo3::prelude::*;
+    use pyo3::{prelude::*, types::PyTuple};
 
     /// Runs the command `df11` with these arguments, of which the first is its name; its exit code.
     #[pyfunction]
@@ -54,6 +54,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         df11::hazmat::end_waits_when(crate::work::is_stopped);
+        module.add("KINDS", PyTuple::new(module.py(), crate::matrix::dtypes())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

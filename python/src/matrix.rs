@@ -3,10 +3,10 @@
 
 use std::{ops::Range, sync::Arc};
 
-use df11::Error;
 use df11::gpu::{Device, Indices, Matrix as GpuMatrix};
 use df11::hazmat::gpu::TileAddresses;
-use df11::hazmat::tile::{Arrays, TileGeometry, TileSizes};
+use df11::hazmat::tile::{Arrays, FloatSplit, TileGeometry, TileSizes};
+use df11::{Dtype, Error};
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
 use crate::context::Gpu;
@@ -26,9 +26,46 @@ enum Place {
     Gpu(Arc<Gpu>, GpuMatrix),
 }
 
-/// A piece in one of two forms, and a window of it: eight numbers.
+/// The number of the kind of matrices in the fast layout. Number 0 is tiles of BF16, and the
+/// numbers after this one are tiles of [`FLOATS`]. Saved tensors have these numbers.
+const FAST: u64 = 1;
+
+/// Other floats than BF16 in tiles, in the order of their kinds: dtype, and zero bits.
+const FLOATS: [(Dtype, u64); 7] = [
+    (Dtype::F8_E4M3, 0),
+    (Dtype::F8_E5M2, 0),
+    (Dtype::F16, 0),
+    (Dtype::BF16, 4),
+    (Dtype::F32, 0),
+    (Dtype::F32, 13),
+    (Dtype::F32, 16),
+];
+
+/// The dtypes of all kinds, by number.
+pub(crate) fn dtypes() -> Vec<&'static str> {
+    let floats = FLOATS.iter().map(|(dtype, _)| dtype.name());
+    ["BF16", "BF16"].into_iter().chain(floats).collect()
+}
+
+/// How weights of a kind are split; `None` for a number of no kind.
+pub(crate) fn split_of(kind: u64) -> Option<FloatSplit> {
+    let Some(float) = kind.checked_sub(FAST + 1) else { return Some(FloatSplit::BF16) };
+    let &(dtype, zero_bits) = FLOATS.get(usize::try_from(float).ok()?)?;
+    FloatSplit::of(dtype, zero_bits)
+}
+
+/// The kind of tiles whose weights are split like this.
+pub(crate) fn kind_of(split: FloatSplit) -> u64 {
+    let float = FLOATS
+        .iter()
+        .position(|&(dtype, zero_bits)| FloatSplit::of(dtype, zero_bits) == Some(split));
+    float.map_or(0, |float| float as u64 + FAST + 1)
+}
+
+/// A matrix of some kind, and a window of it: eight numbers.
 struct Part {
     is_fast: bool,
+    split: FloatSplit,
     rows: u64,
     columns: u64,
     staged_bytes: u32,
@@ -41,17 +78,21 @@ impl Part {
         let refuse = |problem: String| {
             Err(Error::parameter(problem, "pass eight numbers that fit each other"))
         };
-        let &[form, rows, columns, staged, r0, r1, c0, c1] = numbers else {
+        let &[kind, rows, columns, staged, r0, r1, c0, c1] = numbers else {
             return refuse(format!("{} numbers of a part", numbers.len()));
         };
         let Ok(staged_bytes) = u32::try_from(staged) else {
             return refuse(format!("{staged} staged bytes"));
         };
-        if form > 1 || r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
-            return refuse(format!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns} in form {form}"));
+        let window = format_args!("{r0}..{r1} x {c0}..{c1} of {rows} x {columns}");
+        let Some(split) = split_of(kind) else {
+            return refuse(format!("{window} of kind {kind}"));
+        };
+        if r0 >= r1 || r1 > rows || c0 >= c1 || c1 > columns {
+            return refuse(window.to_string());
         }
-        let (row_range, column_range) = (r0..r1, c0..c1);
-        Ok(Self { is_fast: form == 1, rows, columns, staged_bytes, row_range, column_range })
+        let (is_fast, row_range, column_range) = (kind == FAST, r0..r1, c0..c1);
+        Ok(Self { is_fast, split, rows, columns, staged_bytes, row_range, column_range })
     }
 
     /// Arrays of a part in the memory of the process.
@@ -65,7 +106,7 @@ impl Part {
             // Bytes may be anything.
             unsafe { std::slice::from_raw_parts(address as *const u8, length) }
         };
-        Arrays::new(self.rows, self.columns, places.map(view))
+        Arrays::new(self.rows, self.columns, self.split, places.map(view))
     }
 
     fn row_count(&self) -> u64 {
@@ -74,6 +115,11 @@ impl Part {
 
     fn column_count(&self) -> u64 {
         self.column_range.end - self.column_range.start
+    }
+
+    /// Bytes of this many decoded weights.
+    fn bytes(&self, weights: u64) -> u64 {
+        self.split.bytes() as u64 * weights
     }
 }
 
@@ -117,10 +163,10 @@ impl Matrix {
         let (rows, columns) = (self.part.row_range.clone(), self.part.column_range.clone());
         match &self.place {
             Place::Host(arrays) => work::briefly(py, || {
-                let weights = self.part.row_count() * self.part.column_count();
+                let bytes = self.part.bytes(self.part.row_count() * self.part.column_count());
                 check_output(output)?;
                 // SAFETY: the method's contract, which python/df11/_native.pyi states.
-                let out = unsafe { output_bytes(output, weights) };
+                let out = unsafe { output_bytes(output, bytes) };
                 self.part.arrays(arrays)?.decode(rows, columns, out)
             }),
             Place::Gpu(gpu, whole) => {
@@ -157,10 +203,10 @@ impl Matrix {
                 work::briefly(py, || {
                     let rows: Vec<u64> =
                         all.iter().map(|index| self.part.row_range.start + index).collect();
-                    let weights = rows.len() as u64 * self.part.column_count();
+                    let bytes = self.part.bytes(rows.len() as u64 * self.part.column_count());
                     check_output(output)?;
                     // SAFETY: the method's contract: a row for each index.
-                    let out = unsafe { output_bytes(output, weights) };
+                    let out = unsafe { output_bytes(output, bytes) };
                     self.part.arrays(arrays)?.gather(&rows, self.part.column_range.clone(), out)
                 })
             }
@@ -273,7 +319,7 @@ fn on_device(
                 .and_then(|elements| TileGeometry::new(256, part.columns, elements).ok())
                 .and_then(|geometry| TileSizes::new(geometry, bits, codebook_bytes).ok());
             let expected = sizes
-                .map(|sizes| sizes.array_lengths())
+                .map(|sizes| sizes.split_as(part.split).array_lengths())
                 .map(|[_, records, _, plane]| (records, plane, Device::table_bytes()));
             if expected != Some((record_bytes, plane_bytes, table_bytes)) {
                 return refuse(format!("arrays of {lengths:?} bytes of {shape:?} weights"));
@@ -282,7 +328,7 @@ fn on_device(
             let at =
                 TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
             // SAFETY: the contract of `Matrix` in `_native.pyi`; the lengths were compared.
-            unsafe { GpuMatrix::of_tiles(device, shape, at) }
+            unsafe { GpuMatrix::of_tiles(device, shape, part.split, at) }
         }
         (&[strips, entries], &[strip_bytes, entry_bytes]) if part.is_fast => {
             if strip_bytes < GpuMatrix::fast_bytes(part.rows, part.columns)
@@ -302,13 +348,13 @@ fn check_output(address: u64) -> df11::Result<()> {
     if address == 0 { Err(Error::parameter(problem, "pass memory of the CPU")) } else { Ok(()) }
 }
 
-/// Memory of the caller for this many weights.
+/// Memory of the caller.
 ///
 /// # Safety
-/// `2 * weights` bytes lie at `address`, and nobody else uses them while the result lives.
-unsafe fn output_bytes<'a>(address: u64, weights: u64) -> &'a mut [u8] {
+/// `bytes` bytes lie at `address`, and nobody else uses them while the result lives.
+unsafe fn output_bytes<'a>(address: u64, bytes: u64) -> &'a mut [u8] {
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, 2 * weights as usize) }
+    unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes as usize) }
 }
 
 /// Indices, of which negative ones come out as large numbers.

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::context::{Gpu, OnGpu};
 use crate::work::{self, OrRaise};
-use crate::{matrix::Matrix, model::Model};
+use crate::{matrix, matrix::Matrix, model::Model};
 
 /// Products with matrices of one GPU that share x.
 #[pyclass(frozen, module = "df11._native")]
@@ -205,12 +205,14 @@ pub(crate) fn upload(
     })
 }
 
-/// Builds decode tables on a GPU.
+/// Builds decode tables of matrices of a kind on a GPU.
 #[pyfunction]
+#[pyo3(signature = (device, items, kind=0))]
 pub(crate) fn build_tables(
     py: Python<'_>,
     device: usize,
     items: Vec<(u64, u64, u64)>,
+    kind: u64,
 ) -> PyResult<()> {
     let table = |&(codebook, codebook_bytes, table): &(u64, u64, u64)| TableAddresses {
         codebook,
@@ -219,10 +221,13 @@ pub(crate) fn build_tables(
     };
     let tables: Vec<TableAddresses> = items.iter().map(table).collect();
     let build = || {
+        let split = matrix::split_of(kind).ok_or_else(|| {
+            Error::parameter(format!("there is no kind {kind}"), "pass that of the part")
+        })?;
         let gpu = Gpu::kept(device)?;
         let _visit = Visit::new();
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        unsafe { gpu.device.build_tables(&tables) }
+        unsafe { gpu.device.build_tables(split, &tables) }
     };
     py.detach(build).or_raise(py)
 }

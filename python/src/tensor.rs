@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::types::{PyByteArray, PyBytes, PyCapsule, PyMemoryView, PySlice, PyTuple};
 use pyo3::{intern, prelude::*};
 
+use crate::matrix;
 use crate::memory::{self, Dense, Output};
 use crate::work::{self, OrRaise};
 
@@ -317,7 +318,7 @@ impl Slice {
     }
 }
 
-/// A BF16 matrix of a container in tiles of 32 x 256.
+/// A matrix of a container in tiles of 32 x 256.
 #[pyclass(frozen, module = "df11")]
 pub(crate) struct Tiles {
     tensor: Tensor,
@@ -327,6 +328,9 @@ pub(crate) struct Tiles {
     columns: u64,
     #[pyo3(get)]
     staged_bytes: u32,
+    /// The number of its kind (`matrix`).
+    #[pyo3(get)]
+    kind: u64,
 }
 
 impl Tiles {
@@ -334,7 +338,8 @@ impl Tiles {
     fn of(tensor: &Tensor) -> df11::Result<Option<Self>> {
         let Some(tiles) = df11::hazmat::Tiles::of(&tensor.view())? else { return Ok(None) };
         let ((rows, columns), staged_bytes) = (tiles.shape(), tiles.staged_bytes()?);
-        Ok(Some(Self { tensor: tensor.clone(), rows, columns, staged_bytes }))
+        let kind = matrix::kind_of(tiles.split());
+        Ok(Some(Self { tensor: tensor.clone(), rows, columns, staged_bytes, kind }))
     }
 
     fn view(&self) -> df11::hazmat::Tiles<'_> {
@@ -380,7 +385,8 @@ impl Tiles {
         let (staged, arrays) = work::briefly(py, || {
             let arrays = self.view().cut(rows.0..rows.1, columns.0..columns.1)?;
             let view = arrays.each_ref().map(Vec::as_slice);
-            let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, view)?;
+            let split = self.view().split();
+            let cut = Arrays::new(rows.1 - rows.0, columns.1 - columns.0, split, view)?;
             Ok((cut.staged_bytes(), arrays))
         })?;
         Ok((staged, PyTuple::new(py, arrays.iter().map(|array| PyByteArray::new(py, array)))?))

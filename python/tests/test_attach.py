@@ -187,14 +187,16 @@ def test_saving(net: Path, attached: Any, tmp_path: Path) -> None:
         df11.report(attached, verify=True)
 
 
-def test_f32_stays_as_it_is(tmp_path: Path) -> None:
+def test_f32_stays_compressed(tmp_path: Path) -> None:
     original = Net().eval()
     module = attach(Net(), compressed(original, tmp_path))
     assert same(module, original)
     assert module.to(torch.float32) is module
     report = df11.report(module, verify=True)
-    assert set(report.residences.values()) == {"ordinary"}
-    assert "decoded at load" in str(report)
+    matrices = {name for name, value in original.named_parameters() if value.dim() > 1}
+    stored = {name for name, residence in report.residences.items() if residence == "stored"}
+    assert stored == matrices and set(report.ordinary) == {"a vector", "a buffer"}
+    assert report.ratio < 0.86
 
 
 @on_devices

@@ -353,3 +353,29 @@ def test_quantized_files_are_refused(node: Any, tmp_path: Path) -> None:
     df11.compress(tmp_path / "q.safetensors", tmp_path / "q.df11", progress=False)
     with pytest.raises(ValueError, match="quantized"):
         loading.read(str(tmp_path / "q.df11"))
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32])
+def test_files_in_other_floats(node: Any, tmp_path: Path, stored: torch.dtype) -> None:
+    """Matrices stay compressed, also where ComfyUI computes in another dtype."""
+    values = {name: value.float() * (1 + 2**-9) for name, value in weights().items()}
+    values = {name: value.to(stored) for name, value in values.items()}
+    save_file(values, tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "x.df11", progress=False)
+    state = load_compressed(tmp_path / "x.df11")
+    assert all(
+        isinstance(state[name], CompressedTensor) == (values[name].dim() > 1) for name in state
+    )
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        plain = Outer(Operations, dtype).requires_grad_(False)
+        plain.load_state_dict(values)
+        ours, theirs = loaded(node, state, dtype).inner, plain.inner
+        numbers = torch.tensor([[3, 1199], [0, 3]])
+        assert same(ours.linear(input_of(dtype)), theirs.linear(input_of(dtype)))
+        assert same(ours.rows(numbers), theirs.rows(numbers))
+        assert ours.linear.is_compressed and ours.conv.is_compressed
+        assert ours.rows.is_compressed == (dtype in (stored, torch.float32))
+        read = ours.rows.weight
+        assert same(
+            read.decode().to(dtype) if ours.rows.is_compressed else read, theirs.rows.weight
+        )

@@ -12,6 +12,7 @@ import df11
 from df11 import _bring, _encoding
 from df11._bring import _held
 from df11._container import Area, Sliceable, Tensors
+from df11._matrices import STORED
 from df11._progress import Bar
 from df11._tensor import CompressedTensor
 
@@ -135,12 +136,16 @@ def rebuilt(tensors: Tensors, values: list[Any]) -> tuple[list[Any], list[Area]]
 
 def test_slices_take_no_more_than_their_tiles(tensors: Tensors) -> None:
     for name, parts, taken in [
-        ("edge", [(slice(40, 90), slice(10, 200))], Area("edge", (32, 96), (0, 256), False)),
+        (
+            "edge",
+            [(slice(40, 90), slice(10, 200))],
+            Area("edge", (32, 96), (0, 256), False, STORED),
+        ),
         # Windows that need a whole tensor share it.
         (
             "experts",
             [(slice(None), slice(32)), (slice(None), slice(32, None))],
-            Area("experts", (0, 384), (0, 256), True),
+            Area("experts", (0, 384), (0, 256), True, STORED),
         ),
     ]:
         found, tiles = rebuilt(tensors, [tensors[name][part] for part in parts])
@@ -214,7 +219,7 @@ def test_pinned_memory_is_kept_until_no_gpu_reads_it(monkeypatch: pytest.MonkeyP
             order.append("freed")
 
     memory = torch.frombuffer(Memory(b"12345678"), dtype=torch.uint8)
-    area = Area("w", (0, 1), (0, 8), True)
+    area = Area("w", (0, 1), (0, 8), True, STORED)
     held = _held({area: [memory[:4], memory[4:], memory[8:]]}, [Pinned()])[area]
     del memory
     assert [array.tolist() for array in held] == [[49, 50, 51, 52], [53, 54, 55, 56], []]

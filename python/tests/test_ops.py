@@ -40,7 +40,7 @@ def described(*names: str) -> tuple[list[torch.Tensor], list[int]]:
         (lambda a, p: (a, p[:7]), "8 numbers"),
         (lambda a, p: (a, []), "8 numbers"),
         (lambda a, p: (a[:4], p), "5 arrays"),
-        (lambda a, p: (a, [2, *p[1:]]), "residence"),
+        (lambda a, p: (a, [9, *p[1:]]), "kind of a part"),
         (lambda a, p: (a, [*p[:4], 0, p[1] + 1, *p[6:]]), "rows"),
         (lambda a, p: (a, [*p[:6], 9, 9]), "columns"),
         (lambda a, p: (a, [*p[:4], -32, 0, *p[6:]]), "rows"),
@@ -220,6 +220,7 @@ def test_schemas_are_stable() -> None:
         "grouped_linear_backward(Tensor grad, Tensor offsets, Tensor? rows, Tensor[] arrays,"
         " int[] parts, int experts, int x_rows) -> Tensor",
         "table(Tensor codebook) -> Tensor",
+        "table_of_kind(Tensor codebook, int kind) -> Tensor",
     ]
     for schema in expected:
         name = schema.partition("(")[0]

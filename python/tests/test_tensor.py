@@ -309,7 +309,8 @@ def test_what_leaves_it_is_an_ordinary_tensor(q: CompressedTensor) -> None:
     assert q[0, :3].tolist() == plain[0, :3].tolist()
     assert q[1, 2].item() == plain[1, 2].item() and bool(q[1, 2]) is True
     assert torch.equal(torch.from_dlpack(q), plain)
-    assert "CompressedTensor(shape=(128, 256), device='cpu', exact, as stored" in repr(q)
+    shown = "CompressedTensor(shape=(128, 256), torch.bfloat16, device='cpu', exact, as stored"
+    assert shown in repr(q)
 
 
 ADDRESSES: dict[str, Callable[[torch.Tensor], object]] = {
@@ -389,7 +390,8 @@ def test_it_shows_its_values(name: str) -> None:
         head, _, values = repr(some).rpartition(" containing:\n")
         assert values == printed(like)
         if isinstance(some, CompressedTensor):
-            assert head.startswith(f"CompressedTensor(shape={tuple(like.shape)}, device='cpu', ")
+            shown = f"CompressedTensor(shape={tuple(like.shape)}, torch.bfloat16, device='cpu', "
+            assert head.startswith(shown)
 
 
 def test_of_a_large_one_few_weights_are_decoded(decoded: list[Any]) -> None:

@@ -1,5 +1,6 @@
 """Weights without memory: what the loading code of vLLM does with them is recorded."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,17 @@ def source(container: Any, name: str) -> Any:
 def parameter(*shape: int) -> tuple[Any, Any]:
     target = Target(shape, torch.bfloat16, CPU)
     return target, torch.nn.Parameter(target.tensor(), requires_grad=False)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.float32])
+def test_other_floats_are_decoded(tmp_path: Path, kind: torch.dtype) -> None:
+    """vLLM's layers hold BF16 alone: a weight in tiles of another float is cast like any other."""
+    values = torch.randn(128, 512, generator=torch.Generator().manual_seed(5)).to(kind)
+    tensors = Tensors(container_of({"w": values}, tmp_path))
+    assert tensors.stored("w").tiles is not None and not source(tensors, "w").is_in_tiles
+    target, weight = parameter(128, 512)
+    weight.data.copy_(source(tensors, "w"))
+    assert torch.equal(dense(target), values.bfloat16())
 
 
 def dense(target: Any) -> Any:

@@ -70,8 +70,5 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     found = found.decode() if isinstance(found, CompressedTensor) else found
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return False
-    if found.dtype != torch.bfloat16:
-        return torch.equal(found, expected)
-    return torch.equal(
-        found.contiguous().view(torch.int16), expected.contiguous().view(torch.int16)
-    )
+    first, second = (one.contiguous().reshape(-1).view(torch.uint8) for one in (found, expected))
+    return torch.equal(first, second)

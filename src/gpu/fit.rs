@@ -116,9 +116,9 @@ mod tests {
         let [warp, most_warps, good_warps] = [4, 5, 6].map(|at| number(&tile["constants"][at]));
         let taken = &tile["resources"][processor.target]["df11_tile_decode"];
         fits[TILE_KERNEL] = fit(processor, taken, [warp + STAGED, most_warps, good_warps]);
-        let [warp, good_warps] = [3, 4].map(|at| number(&float["constants"][at]));
+        let [warp, good_warps] = [4, 5].map(|at| number(&float["constants"][at]));
         for (at, (_, name)) in FLOATS.into_iter().enumerate() {
-            let most_warps = number(&float["constants"][5 + at]);
+            let most_warps = number(&float["constants"][6 + at]);
             let taken = &float["resources"][processor.target][format!("df11_float_decode_{name}")];
             let demand = [warp + STAGED, most_warps, good_warps];
             fits[TILE_KERNEL + 1 + at] = fit(processor, taken, demand);

@@ -51,8 +51,6 @@ pub(super) struct Kernels {
     /// Decode kernels of other floats, loaded at their first use.
     floats: OnceLock<Vec<Decode>>,
     stream: Arc<CudaStream>,
-    /// Kernel of `tile` with tasks by value; it needs the same resources as the other one.
-    decode_few: CudaFunction,
     /// Number of multiprocessors.
     pub(super) processors: u32,
     /// Shared memory that a thread block may have, in bytes.
@@ -65,6 +63,8 @@ pub(super) struct Kernels {
 #[derive(Debug)]
 struct Decode {
     function: CudaFunction,
+    /// The same kernel with tasks by value, which needs the same resources; for tiles alone.
+    few: Option<CudaFunction>,
     /// The kernel that builds its decode tables.
     tables: CudaFunction,
     /// Its demand if warps stage nothing.
@@ -99,17 +99,16 @@ impl Kernels {
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
         let prepare = |(kernel, demand)| match GAP_BYTES_PER_THREAD.get(kernel) {
             Some(bytes) => {
-                Decode::prepare(&gap, [&format!("decode_{bytes}"), "tables"], demand, room)
+                let names = [&format!("decode_{bytes}"), "tables"];
+                Decode::prepare(&gap, names, None, demand, room)
             }
-            None => Decode::prepare(&tile, ["decode", "tables"], demand, room),
+            None => Decode::prepare(&tile, ["decode", "tables"], Some("decode_few"), demand, room),
         };
         let decode = DEMANDS[..=TILE_KERNEL].iter().copied().enumerate();
         let decode = decode.map(prepare).collect::<Result<_>>()?;
-        let few = Decode::prepare(&tile, ["decode_few", "tables"], DEMANDS[TILE_KERNEL], room)?;
-        let decode_few = few.function;
         let (floats, stream) = (OnceLock::new(), Arc::clone(stream));
         let fits = Mutex::default();
-        Ok(Self { decode, floats, stream, decode_few, processors, room, fits })
+        Ok(Self { decode, floats, stream, processors, room, fits })
     }
 
     /// A decode kernel by its number.
@@ -123,8 +122,9 @@ impl Kernels {
         // If two threads load them at once, one drops its own.
         let module = Module::load(&self.stream, "float", FLOAT_PTX, FLOAT_SM_90)?;
         let prepare = |((_, name), demand): ((_, &str), &[u32; 3])| {
-            let names = ["decode", "tables"].map(|what| format!("{what}_{name}"));
-            Decode::prepare(&module, names.each_ref().map(String::as_str), *demand, self.room)
+            let names = ["decode", "tables", "decode_few"].map(|what| format!("{what}_{name}"));
+            let [decode, tables, few] = names.each_ref().map(String::as_str);
+            Decode::prepare(&module, [decode, tables], Some(few), *demand, self.room)
         };
         let floats = FLOATS.into_iter().zip(&DEMANDS[self.decode.len()..]).map(prepare);
         let floats = floats.collect::<Result<Vec<_>>>()?;
@@ -207,24 +207,26 @@ impl Kernels {
         launched.map(drop).or_fault("launching a decode kernel")
     }
 
-    /// Launches the decode kernel of tiles with 1 to [`FEW_TASKS`] tasks. `staged_bytes`: most
-    /// bytes of bitstream that one of their tiles takes.
+    /// Launches a decode kernel of tiles, by its number, with 1 to [`FEW_TASKS`] tasks.
+    /// `staged_bytes`: most bytes of bitstream that one of their tiles takes.
     ///
     /// # Safety
     /// Same as [`decode`](Self::decode), for these tasks.
     pub(super) unsafe fn decode_few(
         &self,
         stream: &CudaStream,
+        kernel: usize,
         tasks: &[TileTask],
         staged_bytes: u32,
         output: CUdeviceptr,
         status: CUdeviceptr,
     ) -> Result<()> {
         let units = tasks.iter().map(|task| u64::from(task.tiles)).sum();
-        let config = self.config(self.fit(TILE_KERNEL, staged_bytes)?, units);
+        let config = self.config(self.fit(kernel, staged_bytes)?, units);
+        let few_kernel = self.decode_kernel(kernel)?.few.as_ref().expect("a kernel of tiles");
         let (mut few, count) = ([TileTask::default(); FEW_TASKS], tasks.len() as u32);
         few[..tasks.len()].copy_from_slice(tasks);
-        let mut launch = stream.launch_builder(&self.decode_few);
+        let mut launch = stream.launch_builder(few_kernel);
         launch.arg(&few).arg(&count).arg(&units).arg(&status).arg(&output);
         // SAFETY: as in `decode`; the driver has copied the arguments when the call returns.
         let launched = unsafe { launch.launch(config) };
@@ -289,14 +291,25 @@ impl<'s> Module<'s> {
 
 impl Decode {
     /// Lets a kernel use as much shared memory as a thread block may. `names`: its own, and that of
-    /// the kernel that builds its tables; `demand` is one of [`DEMANDS`].
-    fn prepare(module: &Module<'_>, names: [&str; 2], demand: [u32; 3], room: u32) -> Result<Self> {
+    /// the kernel that builds its tables; `few`: that of the kernel with tasks by value; `demand`
+    /// is one of [`DEMANDS`].
+    fn prepare(
+        module: &Module<'_>,
+        names: [&str; 2],
+        few: Option<&str>,
+        demand: [u32; 3],
+        room: u32,
+    ) -> Result<Self> {
         let (function, tables) = (module.function(names[0])?, module.function(names[1])?);
+        let few = few.map(|name| module.function(name)).transpose()?;
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
         let [warp, most_warps, good_warps] = demand;
-        allow_shared(&function, room.saturating_sub(thread_block), action)?;
-        Ok(Self { function, tables, demand: Demand { thread_block, warp, most_warps, good_warps } })
+        for kernel in std::iter::once(&function).chain(&few) {
+            allow_shared(kernel, room.saturating_sub(thread_block), action)?;
+        }
+        let demand = Demand { thread_block, warp, most_warps, good_warps };
+        Ok(Self { function, few, tables, demand })
     }
 }
 
@@ -352,6 +365,7 @@ pub(super) mod tests {
     #[repr(C)]
     struct FloatConstants {
         bytes: Bytes,
+        few_tasks: u32,
         warp: u32,
         good_warps: u32,
         most_warps: [u32; FLOATS.len()],
@@ -407,6 +421,7 @@ pub(super) mod tests {
         assert_eq!(tile.few_tasks as usize, FEW_TASKS);
         let float: FloatConstants = constants("float", "constants");
         assert_eq!(float.bytes, Bytes::of(TILE_TABLE_BYTES));
+        assert_eq!(float.few_tasks as usize, FEW_TASKS);
         let splits = FLOATS
             .map(|(split, _)| [split.bytes() as u32, split.exponent_bits(), split.kept_bits()]);
         assert_eq!(float.splits, splits);

@@ -274,7 +274,7 @@ impl CodedTensor {
             rows: geometry.elements() / columns,
             columns,
             tiles_across: if is_vector(sizes) { 0 } else { geometry.strip_tiles() },
-            weight_bytes: each,
+            split: sizes.split(),
         };
         (source, wanted)
     }

@@ -124,8 +124,7 @@ pub(super) struct TileSource {
     pub(super) columns: u64,
     /// Tiles in a row of tiles of the tensor; 0 if tiles have one row.
     pub(super) tiles_across: u64,
-    /// Bytes of a weight.
-    pub(super) weight_bytes: u64,
+    pub(super) split: FloatSplit,
 }
 
 impl TileTask {
@@ -138,7 +137,7 @@ impl TileTask {
         output: u64,
         first_unit: u64,
     ) -> Self {
-        let TileSource { arrays, rows, columns, tiles_across, weight_bytes } = *source;
+        let TileSource { arrays, rows, columns, tiles_across, split } = *source;
         let cut = |range: &Range<u64>, each| range.start / each..range.end.div_ceil(each);
         let (down, across) = if tiles_across == 0 {
             (0..1, cut(elements, TILE_ELEMENTS))
@@ -154,7 +153,7 @@ impl TileTask {
             records: arrays.records,
             plane: arrays.plane,
             table: arrays.table,
-            output: output.wrapping_sub(weight_bytes * place),
+            output: output.wrapping_sub(split.bytes() as u64 * place),
             bits_bytes: arrays.bitstream_bytes,
             rows,
             columns,

@@ -149,8 +149,8 @@ pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
 }
 
 impl Model {
-    /// Copies the four arrays of BF16 matrices in tiles of 32 x 256 to device memory of the caller,
-    /// each array to its address, in the order of [`Tiles::array`]. Checksums, codebooks and
+    /// Copies the four arrays of matrices in tiles of 32 x 256 to device memory of the caller, each
+    /// array to its address, in the order of [`Tiles::array`]. Checksums, codebooks and
     /// offsets are checked. Done when it returns.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl Model {
         let find = |&(name, to): &(&str, [CUdeviceptr; 4])| {
             let tiles = Tiles::of(&self.tensor(name)?)?;
             tiles.map(|tiles| (tiles, to)).ok_or_else(|| {
-                let problem = format!("there is no BF16 matrix {name:?} in tiles of 32 x 256");
+                let problem = format!("there is no matrix {name:?} in tiles of 32 x 256");
                 Error::parameter(problem, "ask Tiles::of first")
             })
         };

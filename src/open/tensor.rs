@@ -11,6 +11,7 @@ use crate::{
         stored::ReadBase,
         tile::{self, OwnedArrays, TileSizes},
     },
+    float::FloatSplit,
     format::{
         Coded,
         records::{
@@ -268,8 +269,8 @@ impl<'m> Tensor<'m> {
     }
 }
 
-/// A BF16 matrix of a container in tiles of 32 x 256, and its four arrays: codebook, records,
-/// bitstream, plane. An alias has the arrays of its target. Cheap to make.
+/// A matrix of a container in tiles of 32 x 256, of BF16 or another float, and its four arrays:
+/// codebook, records, bitstream, plane. An alias has the arrays of its target. Cheap to make.
 #[derive(Clone, Debug)]
 pub struct Tiles<'m> {
     /// The tensor that has the arrays.
@@ -284,7 +285,9 @@ impl<'m> Tiles<'m> {
     /// [`Error::Corrupt`] if its record contradicts itself.
     pub fn of(tensor: &Tensor<'m>) -> Result<Option<Self>> {
         let target = tensor.target();
-        let Some(Coded::Tile(sizes)) = target.coded()? else { return Ok(None) };
+        let Some(Coded::Tile(sizes) | Coded::Float(sizes)) = target.coded()? else {
+            return Ok(None);
+        };
         let is_matrix = sizes.geometry().is_matrix_of(&tensor.shape());
         Ok(is_matrix.then_some(Self { target, sizes }))
     }
@@ -293,6 +296,11 @@ impl<'m> Tiles<'m> {
     pub fn shape(&self) -> (u64, u64) {
         let geometry = self.sizes.geometry();
         (geometry.rows(), geometry.columns())
+    }
+
+    /// How its weights are split.
+    pub const fn split(&self) -> FloatSplit {
+        self.sizes.split()
     }
 
     /// The lengths of its arrays, in bytes.

@@ -2,14 +2,19 @@
 
 use df11::{
     Encoding,
-    gpu::{LoadOptions, Piece},
+    gpu::{
+        Device, Indices, Linear, LoadOptions, Matrix, Piece, Status,
+        cudarc::driver::DevicePtrMut as _,
+    },
     hazmat::tile::{CODEBOOK, FloatSplit},
 };
 
 use super::{
-    Cut, cases,
+    Cut, POISON, cases,
     container::{FLOATS, Item, Model, Store, normal_weights, parse, tile_arrays::Arrays},
-    gpu_stream, is_refused, launch, load, open, random, run,
+    gpu_stream, is_refused, launch,
+    linear::{borrowed, decode_slice},
+    load, open, random, run,
 };
 
 /// Each float in rows of tiles, in tiles of a matrix that end with the last column, and in others.
@@ -149,6 +154,65 @@ fn slices_of_floats_decode_alone() {
         // Rows of nine bytes or more that are no multiple of sixteen.
         let odd = model.program(&[Piece::new("folded", 0).slice(&[0..9, 0..9])]);
         assert!(is_refused(odd, "multiple of 16"), "{dtype:?}");
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn matrices_of_floats_in_memory_of_the_caller_are_decoded() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let (rows, columns) = (70, 520);
+    let item = |float: usize| {
+        let weights = normal_weights((rows * columns) as usize, float as u64);
+        Cut::Float(float, Some(columns)).item("w", &[rows, columns], weights)
+    };
+    let items: Vec<_> = (0..FLOATS.len()).map(item).collect();
+    let all: Vec<_> = items
+        .iter()
+        .map(|item| {
+            let model = open(Model::new(std::slice::from_ref(item), &[]).build());
+            borrowed(device, &stream, &model, "w")
+        })
+        .collect();
+    for ((item, (matrix, _)), (dtype, _)) in items.iter().zip(&all).zip(FLOATS) {
+        assert_eq!(matrix.decoded_bytes(), item.data.len() as u64);
+        assert!(matrix.device_bytes() < matrix.decoded_bytes() + Device::table_bytes());
+        assert!(decode_slice(&stream, matrix, None) == item.data, "{dtype:?}");
+        let each = item.data.len() / (rows * columns) as usize;
+        for (some, across) in [(5..37, 3..200), (0..1, 8..264), (32..70, 256..520)] {
+            let row = |row: u64| {
+                let [start, end] = [across.start, across.end].map(|at| row * columns + at);
+                item.data[each * start as usize..each * end as usize].to_vec()
+            };
+            let expected: Vec<u8> = some.clone().flat_map(row).collect();
+            let found = decode_slice(&stream, matrix, Some((some.clone(), across.clone())));
+            assert!(found == expected, "{dtype:?} {some:?} {across:?}");
+        }
+        // No other kernel reads them.
+        assert!(is_refused(Linear::new(std::slice::from_ref(matrix)), "BF16"), "{dtype:?}");
+        assert!(is_refused(matrix.to_fast(1000), "BF16"), "{dtype:?}");
+        let status = Status::new(device).unwrap();
+        // SAFETY: it is refused before any address is used.
+        let rows = unsafe { matrix.gather(Indices::U32(256), 1, (256, columns), &stream, &status) };
+        assert!(is_refused(rows, "BF16"), "{dtype:?}");
+    }
+    // All at once, most of them several times.
+    let order = [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 0];
+    let mut outputs: Vec<_> = order
+        .iter()
+        .map(|&at| stream.clone_htod(&vec![POISON; items[at].data.len()]).unwrap())
+        .collect();
+    let places: Vec<_> = order
+        .iter()
+        .zip(&mut outputs)
+        .map(|(&at, output)| (&all[at].0, output.device_ptr_mut(&stream).0))
+        .collect();
+    let status = Status::new(device).unwrap();
+    // SAFETY: the outputs have their bytes; everything lives until the status has been read.
+    unsafe { Matrix::decode_all_into_raw(&places, &stream, &status) }.unwrap();
+    status.check(&stream).unwrap();
+    for (&at, output) in order.iter().zip(&outputs) {
+        assert!(stream.clone_dtoh(output).unwrap() == items[at].data, "{at}");
     }
 }
 

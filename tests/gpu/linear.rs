@@ -15,6 +15,7 @@ use df11::{
     hazmat::{
         Tiles,
         gpu::{FastPacker, TableAddresses, TileAddresses},
+        tile::Arrays,
     },
 };
 use half::bf16;
@@ -156,7 +157,8 @@ pub(super) fn decode_slice(
     let count = slice.as_ref().map_or(matrix.row_count() * matrix.column_count(), |slice| {
         (slice.0.end - slice.0.start) * (slice.1.end - slice.1.start)
     });
-    let (bytes, word) = launch(matrix.device(), stream, 2 * count as usize, |output, status| {
+    let bytes = matrix.decoded_bytes() / (matrix.row_count() * matrix.column_count()) * count;
+    let (bytes, word) = launch(matrix.device(), stream, bytes as usize, |output, status| {
         let (to, _written) = output.device_ptr_mut(stream);
         match slice {
             // SAFETY: the output has the bytes; everything lives until the status has been read.
@@ -586,7 +588,40 @@ fn slices_multiply_and_decode_as_what_they_are_cut_from() {
     }
 }
 
-/// A matrix of a model in device memory of the caller, in both forms, and what it was brought to.
+/// A matrix of a model in device memory of the caller, as stored, and that memory.
+#[expect(unsafe_code, reason = "raw pointers")]
+pub(super) fn borrowed(
+    device: &Device,
+    stream: &Arc<CudaStream>,
+    model: &df11::Model,
+    name: &str,
+) -> (Matrix, Vec<CudaSlice<u8>>) {
+    let tensor = model.tensor(name).unwrap();
+    let tiles = Tiles::of(&tensor).unwrap().unwrap();
+    let ((rows, columns), split) = (tiles.shape(), tiles.split());
+    let lengths = tiles.array_lengths();
+    let alloc = |bytes: u64| stream.alloc_zeros::<u8>(bytes.max(1) as usize).unwrap();
+    let memory: Vec<_> = lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
+    let [codebook, records, bitstream, plane, table] =
+        [0, 1, 2, 3, 4].map(|at| memory[at].device_ptr(stream).0);
+    stream.synchronize().unwrap();
+    let wanted = [(name, [codebook, records, bitstream, plane])];
+    // SAFETY: each array has its memory.
+    unsafe { model.upload_arrays(device, &wanted, &()) }.unwrap();
+    let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
+    // SAFETY: the codebook is there, and the table has its bytes.
+    unsafe { device.build_tables(split, &tables) }.unwrap();
+    let arrays = [0, 1, 2, 3].map(|at| tiles.array(at).unwrap());
+    let arrays = Arrays::new(rows, columns, split, arrays.each_ref().map(|array| &**array));
+    let staged_bytes = arrays.unwrap().staged_bytes();
+    let bitstream_bytes = lengths[2];
+    let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
+    // SAFETY: the arrays are there, and the caller keeps them.
+    let stored = unsafe { Matrix::of_tiles(device, (rows, columns), split, at) };
+    (stored.unwrap(), memory)
+}
+
+/// Such a matrix in both forms.
 struct Borrowed {
     stored: Matrix,
     fast: Matrix,
@@ -597,39 +632,9 @@ impl Borrowed {
     #[expect(unsafe_code, reason = "raw pointers")]
     fn new(device: &Device, stream: &Arc<CudaStream>, host: &Host) -> Self {
         let model = open(Model::new(&[host.item("w")], &[]).build());
-        let tensor = model.tensor("w").unwrap();
-        let tiles = Tiles::of(&tensor).unwrap().unwrap();
-        let (rows, columns) = tiles.shape();
-        let lengths = tiles.array_lengths();
+        let (rows, columns) = (host.rows as u64, host.columns as u64);
+        let (stored, mut memory) = borrowed(device, stream, &model, "w");
         let alloc = |bytes: u64| stream.alloc_zeros::<u8>(bytes.max(1) as usize).unwrap();
-        let mut memory: Vec<_> =
-            lengths.into_iter().chain([Device::table_bytes()]).map(alloc).collect();
-        let [codebook, records, bitstream, plane, table] =
-            [0, 1, 2, 3, 4].map(|at| memory[at].device_ptr(stream).0);
-        stream.synchronize().unwrap();
-        // SAFETY: each array has its memory.
-        unsafe {
-            model.upload_arrays(device, &[("w", [codebook, records, bitstream, plane])], &())
-        }
-        .unwrap();
-        let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
-        // SAFETY: the codebook is there, and the table has its bytes.
-        unsafe { device.build_tables(&tables) }.unwrap();
-        let arrays = [0, 1, 2, 3].map(|at| tiles.array(at).unwrap());
-        let arrays =
-            df11::hazmat::tile::Arrays::new(rows, columns, arrays.each_ref().map(|array| &**array));
-        let staged_bytes = arrays.unwrap().staged_bytes();
-        let at = TileAddresses {
-            records,
-            bitstream,
-            bitstream_bytes: lengths[2],
-            plane,
-            table,
-            staged_bytes,
-        };
-        // SAFETY: the arrays are there, and `Self` keeps them.
-        let stored = unsafe { Matrix::of_tiles(device, (rows, columns), at) }.unwrap();
-
         let weights = stream.clone_htod(&host.bytes()).unwrap();
         let strips = alloc(Matrix::fast_bytes(rows, columns));
         let to = strips.device_ptr(stream).0;

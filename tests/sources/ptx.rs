@@ -33,6 +33,13 @@ const ENTRIES: [(&str, &[&str]); 4] = [
             "df11_float_decode_f32",
             "df11_float_decode_f32_of_bf16",
             "df11_float_decode_f32_of_f16",
+            "df11_float_decode_few_bf16_of_e4m3",
+            "df11_float_decode_few_e4m3",
+            "df11_float_decode_few_e5m2",
+            "df11_float_decode_few_f16",
+            "df11_float_decode_few_f32",
+            "df11_float_decode_few_f32_of_bf16",
+            "df11_float_decode_few_f32_of_f16",
             "df11_float_tables_bf16_of_e4m3",
             "df11_float_tables_e4m3",
             "df11_float_tables_e5m2",
@@ -209,14 +216,15 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
     // Common weights: all the warps that registers allow.
     check_fit(tile, "df11_tile_decode", [besides + 2704, most_warps, most_warps]);
     let float = &modules["float.ptx"];
-    let besides = float.constants[3];
+    let besides = float.constants[4];
     let order = ["e4m3", "e5m2", "f16", "bf16_of_e4m3", "f32", "f32_of_f16", "f32_of_bf16"];
-    for (name, &most_warps) in order.into_iter().zip(&float.constants[5..]) {
-        let kernel = &format!("df11_float_decode_{name}");
-        check_fit(float, kernel, [besides + LARGEST_TILE, most_warps, 4]);
-        check_fit(float, kernel, [besides + 2704, most_warps, most_warps]);
-        for (target, kernels) in &float.resources {
-            assert_eq!(kernels[kernel].spill_stores, 0, "{target}, {kernel}");
+    for (name, &most_warps) in order.into_iter().zip(&float.constants[6..]) {
+        for kernel in ["decode", "decode_few"].map(|what| format!("df11_float_{what}_{name}")) {
+            check_fit(float, &kernel, [besides + LARGEST_TILE, most_warps, 4]);
+            check_fit(float, &kernel, [besides + 2704, most_warps, most_warps]);
+            for (target, kernels) in &float.resources {
+                assert_eq!(kernels[&kernel].spill_stores, 0, "{target}, {kernel}");
+            }
         }
     }
 }

@@ -11,7 +11,10 @@ use df11::{
         Matrix, Plan, Residence, Routing, Status, Transcoded,
         cudarc::driver::{CudaContext, CudaStream, DevicePtr as _},
     },
-    hazmat::gpu::{FastPacker, TableAddresses, TileAddresses},
+    hazmat::{
+        gpu::{FastPacker, TableAddresses, TileAddresses},
+        tile::FloatSplit,
+    },
 };
 
 use crate::{
@@ -111,7 +114,7 @@ const AT: TileAddresses = TileAddresses {
 
 fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Matrix> {
     // SAFETY: nothing is read or written.
-    unsafe { Matrix::of_tiles(device, shape, at) }
+    unsafe { Matrix::of_tiles(device, shape, FloatSplit::BF16, at) }
 }
 
 fn of_fast(device: &Device, shape: (u64, u64), strips: u64, entries: (u64, u64)) -> Result<Matrix> {
@@ -393,7 +396,8 @@ fn tables_and_arrays_come_to_the_caller() {
     let stream = device.context().new_stream().unwrap();
     let table = TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 };
     // SAFETY: nothing is read or written.
-    let build = |tables: &[TableAddresses]| unsafe { device.build_tables(tables) };
+    let build =
+        |tables: &[TableAddresses]| unsafe { device.build_tables(FloatSplit::BF16, tables) };
     build(&[]).unwrap();
     build(&[table, table]).unwrap();
     let misaligned =
@@ -529,7 +533,7 @@ fn all_calls() -> Result<()> {
     on.decode(&matrix.columns(0..2048)?, 256)?;
     let table = TableAddresses { codebook: 2, codebook_bytes: 30, table: 16 };
     // SAFETY: nothing is read or written.
-    unsafe { device.build_tables(&[table]) }?;
+    unsafe { device.build_tables(FloatSplit::BF16, &[table]) }?;
     // SAFETY: as above.
     let packer = unsafe { FastPacker::new(&device, (40, 4096), 256, &on.stream) }?;
     // SAFETY: as above.

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from .._arrays import known_dtype_of
 from .._container import Tensors
-from .._matrices import view_of
+from .._matrices import STORED, view_of
 from .._tensor import CompressedTensor
 
 _aten = torch.ops.aten
@@ -63,8 +63,10 @@ class Stored(Backing):
 
     @property
     def is_in_tiles(self) -> bool:
+        """Whether it is in tiles of BF16. Other floats are decoded."""
         tiles = self.stored.tiles if len(self.shape) > 1 else None
-        return tiles is not None and tiles.columns == self.columns
+        kind = None if tiles is None else (tiles.kind, tiles.columns)
+        return kind == (STORED, self.columns)
 
     def compressed(self) -> CompressedTensor:
         """The whole tensor, if it is in tiles."""

@@ -29,7 +29,6 @@ from vllm.platforms import current_platform
 
 from .._dispatch import dense
 from .._experts import products
-from .._matrices import FAST
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
@@ -199,7 +198,7 @@ def _refuse(moe: FusedMoEConfig) -> None:
 
 def _is_grouped(layer: Any, name: str) -> bool:
     weight = getattr(layer, name)
-    return isinstance(weight, CompressedTensor) and [p.residence for p in weight.parts] == [FAST]
+    return isinstance(weight, CompressedTensor) and [p.is_fast for p in weight.parts] == [True]
 
 
 def route(

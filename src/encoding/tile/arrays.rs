@@ -12,10 +12,11 @@ use super::{
 use crate::{
     Error, Result,
     encoding::stored::{CodedSizes, ReadArrays, Scratch},
+    float::FloatSplit,
     parallel,
 };
 
-/// The arrays of a BF16 matrix, in their order in the format, wherever they lie.
+/// The arrays of a matrix, in their order in the format, wherever they lie.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrays<'a> {
     sizes: TileSizes,
@@ -26,13 +27,13 @@ pub struct Arrays<'a> {
 pub type OwnedArrays = [Vec<u8>; 4];
 
 impl<'a> Arrays<'a> {
-    /// Takes the arrays of a matrix with these rows and columns. Checks their lengths and the last
-    /// record only.
+    /// Takes the arrays of a matrix with these rows and columns, whose weights are split like this.
+    /// Checks their lengths and the last record only.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no matrix in tiles of 32 x 256 has such a shape, or arrays of such
     /// lengths.
-    pub fn new(rows: u64, columns: u64, arrays: [&'a [u8]; 4]) -> Result<Self> {
+    pub fn new(rows: u64, columns: u64, split: FloatSplit, arrays: [&'a [u8]; 4]) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile layout", 0, problem));
         let Some(elements) = rows.checked_mul(columns) else {
             return corrupt(format!("{rows} x {columns} weights"));
@@ -41,7 +42,8 @@ impl<'a> Arrays<'a> {
         let Some(last) = arrays[RECORDS].last_chunk::<RECORD_BYTES>() else {
             return corrupt("no records".into());
         };
-        let sizes = TileSizes::new(geometry, record::offset(last), arrays[CODEBOOK].len() as u64)?;
+        let sizes = TileSizes::new(geometry, record::offset(last), arrays[CODEBOOK].len() as u64)?
+            .split_as(split);
         let lengths = arrays.map(|array| array.len() as u64);
         let expected = sizes.array_lengths();
         if lengths != expected {
@@ -56,8 +58,8 @@ impl<'a> Arrays<'a> {
         record::staged_bytes(self.arrays[RECORDS])
     }
 
-    /// Decodes some columns of some rows into little-endian BF16, row by row, on the current pool.
-    /// Tiles that hold none of them are not decoded.
+    /// Decodes some columns of some rows into little-endian weights, row by row, on the current
+    /// pool. Tiles that hold none of them are not decoded.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the arrays contradict themselves: then `weights` holds anything.
@@ -87,11 +89,11 @@ impl<'a> Arrays<'a> {
         columns: &Range<u64>,
         weights: &mut [u8],
     ) -> Result<()> {
-        let row_bytes = 2 * (columns.end - columns.start);
+        let row_bytes = self.sizes.weight_bytes() * (columns.end - columns.start);
         let rows: u64 = runs.iter().map(|rows| rows.end - rows.start).sum();
         Error::unless(weights.len() as u64 == rows * row_bytes, || {
             let problem = format!("{} bytes for {rows} rows x {columns:?}", weights.len());
-            Error::parameter(problem, "pass two bytes for each weight")
+            Error::parameter(problem, "pass as many bytes for each weight as its dtype has")
         })?;
         let decoder = self.sizes.prepare(&self.arrays)?;
         let lengths = runs.iter().map(|rows| row_bytes * (rows.end - rows.start));
@@ -143,7 +145,7 @@ pub(crate) fn cut(
     let all = records.as_chunks::<RECORD_BYTES>().0;
     let weights = (rows.end - rows.start) * (columns.end - columns.start);
     let (mut kept, mut bitstream) = (Vec::new(), Vec::with_capacity(weights as usize / 3));
-    let mut plane = Vec::with_capacity(weights as usize);
+    let mut plane = Vec::with_capacity(sizes.split().plane_bytes(weights) as usize);
     for strip in rows.start / high..rows.end.div_ceil(high) {
         let first = (strip * geometry.strip_tiles() + columns.start / wide) as usize;
         let end = (strip * geometry.strip_tiles() + columns.end.div_ceil(wide)) as usize;
@@ -157,6 +159,8 @@ pub(crate) fn cut(
         let height = high.min(geometry.rows() - strip * high);
         let from = strip * high * geometry.columns() + columns.start * height;
         let end = from + (columns.end - columns.start) * height;
+        // Whole units, since columns are a multiple of 8.
+        let [from, end] = [from, end].map(|weights| sizes.split().plane_bytes(weights));
         plane.extend_from_slice(&arrays.read(PLANE, from..end)?);
     }
     kept.extend(record::last(8 * bitstream.len() as u64));
@@ -166,21 +170,34 @@ pub(crate) fn cut(
 
 #[cfg(test)]
 mod tests {
-    use super::{super::encode_tensor, *};
+    use super::{super::encode_floats, *};
+    use crate::Dtype;
 
-    fn weights(rows: u64, columns: u64) -> Vec<u8> {
-        // Mostly common exponents, some of all others.
-        let weight = |at: u64| {
-            let noise = (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as u16;
-            if at.is_multiple_of(97) { noise } else { noise & 0x81FF | 0x3C00 }
-        };
-        (0..rows * columns).flat_map(|at| weight(at).to_le_bytes()).collect()
+    const BF16: FloatSplit = FloatSplit::BF16;
+
+    /// All splits: BF16's, and those of other floats.
+    fn splits() -> impl Iterator<Item = FloatSplit> {
+        let dtypes = [Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::F16, Dtype::BF16, Dtype::F32];
+        let floats = dtypes.into_iter().flat_map(|dtype| FloatSplit::all_of(dtype).to_vec());
+        std::iter::once(BF16).chain(floats)
     }
 
-    fn encoded(rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
-        let weights = weights(rows, columns);
+    fn weights(split: FloatSplit, rows: u64, columns: u64) -> Vec<u8> {
+        // Mostly common exponents, some of all others.
+        let weight = |at: u64| {
+            let noise = at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24;
+            let all = if at.is_multiple_of(97) { 0xFF } else { 3 };
+            let exponent = noise >> 32 & all & ((1 << split.exponent_bits()) - 1);
+            split.weight(exponent as u8, noise as u32 & ((1 << split.kept_bits()) - 1))
+        };
+        let bytes = |at| weight(at).to_le_bytes().into_iter().take(split.bytes());
+        (0..rows * columns).flat_map(bytes).collect()
+    }
+
+    fn encoded(split: FloatSplit, rows: u64, columns: u64) -> (Vec<u8>, OwnedArrays) {
+        let weights = weights(split, rows, columns);
         let geometry = TileGeometry::new(256, columns, rows * columns).unwrap();
-        let tensor = encode_tensor(&weights, geometry).unwrap();
+        let tensor = encode_floats(&weights, split, geometry).unwrap();
         (weights, tensor.arrays)
     }
 
@@ -190,89 +207,104 @@ mod tests {
 
     fn part(
         weights: &[u8],
-        columns: u64,
+        (each, columns): (u64, u64),
         rows: &std::ops::Range<u64>,
         of: &std::ops::Range<u64>,
     ) -> Vec<u8> {
         let row = |row| {
-            (2 * (row * columns + of.start)) as usize..(2 * (row * columns + of.end)) as usize
+            let [start, end] = [of.start, of.end].map(|at| (each * (row * columns + at)) as usize);
+            start..end
         };
         rows.clone().flat_map(|at| weights[row(at)].to_vec()).collect()
     }
 
     #[test]
     fn any_window_is_decoded() {
-        let (weights, arrays) = encoded(77, 1000);
-        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        check_offsets(&matrix.sizes, matrix.arrays[RECORDS]).unwrap();
-        for (rows, columns) in
-            [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)]
-        {
-            let mut out =
-                vec![0; (2 * (rows.end - rows.start) * (columns.end - columns.start)) as usize];
-            matrix.decode(rows.clone(), columns.clone(), &mut out).unwrap();
-            assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
+        for split in splits() {
+            let (each, (weights, arrays)) = (split.bytes() as u64, encoded(split, 77, 1000));
+            let matrix = Arrays::new(77, 1000, split, view(&arrays)).unwrap();
+            check_offsets(&matrix.sizes, matrix.arrays[RECORDS]).unwrap();
+            for (rows, columns) in
+                [(0..77, 0..1000), (5..6, 0..1000), (31..70, 250..520), (64..77, 992..1000)]
+            {
+                let count = (rows.end - rows.start) * (columns.end - columns.start);
+                let mut out = vec![0; (each * count) as usize];
+                matrix.decode(rows.clone(), columns.clone(), &mut out).unwrap();
+                let expected = part(&weights, (each, 1000), &rows, &columns);
+                assert!(out == expected, "{split:?} {rows:?} {columns:?}");
+            }
+            assert!(
+                matrix.decode(0..78, 0..1000, &mut []).is_err()
+                    && matrix.decode(3..3, 0..8, &mut []).is_err()
+            );
+            let mut short = vec![0; 8 * split.bytes() - 1];
+            assert!(matrix.decode(0..1, 0..8, &mut short).is_err());
         }
-        assert!(
-            matrix.decode(0..78, 0..1000, &mut []).is_err()
-                && matrix.decode(3..3, 0..8, &mut []).is_err()
-        );
-        assert!(matrix.decode(0..1, 0..8, &mut [0; 15]).is_err());
     }
 
     #[test]
     fn rows_are_gathered_by_their_numbers() {
-        let (weights, arrays) = encoded(77, 1000);
-        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        for (rows, columns) in
-            [(&[3, 76, 0, 3, 40][..], 0..1000), (&[64, 1], 250..520), (&[], 0..8)]
-        {
-            let mut out = vec![0; rows.len() * 2 * (columns.end - columns.start) as usize];
-            matrix.gather(rows, columns.clone(), &mut out).unwrap();
-            let row = |&row: &u64| part(&weights, 1000, &(row..row + 1), &columns);
-            assert!(out == rows.iter().flat_map(row).collect::<Vec<u8>>(), "{rows:?} {columns:?}");
+        for split in splits() {
+            let (each, (weights, arrays)) = (split.bytes() as u64, encoded(split, 77, 1000));
+            let matrix = Arrays::new(77, 1000, split, view(&arrays)).unwrap();
+            for (rows, columns) in
+                [(&[3, 76, 0, 3, 40][..], 0..1000), (&[64, 1], 250..520), (&[], 0..8)]
+            {
+                let count = rows.len() as u64 * (columns.end - columns.start);
+                let mut out = vec![0; (each * count) as usize];
+                matrix.gather(rows, columns.clone(), &mut out).unwrap();
+                let row = |&row: &u64| part(&weights, (each, 1000), &(row..row + 1), &columns);
+                let expected = rows.iter().flat_map(row).collect::<Vec<u8>>();
+                assert!(out == expected, "{split:?} {rows:?} {columns:?}");
+            }
+            let mut room = vec![0; 8 * split.bytes()];
+            assert!(matrix.gather(&[77], 0..8, &mut room).is_err());
+            assert!(matrix.gather(&[u64::MAX], 0..8, &mut room).is_err());
+            room.pop();
+            assert!(matrix.gather(&[0], 0..8, &mut room).is_err());
         }
-        assert!(matrix.gather(&[77], 0..8, &mut [0; 16]).is_err());
-        assert!(matrix.gather(&[u64::MAX], 0..8, &mut [0; 16]).is_err());
-        assert!(matrix.gather(&[0], 0..8, &mut [0; 15]).is_err());
     }
 
     #[test]
     fn cuts_are_tensors_of_their_own() {
-        let (weights, arrays) = encoded(77, 1000);
-        let matrix = Arrays::new(77, 1000, view(&arrays)).unwrap();
-        for (rows, columns) in
-            [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
-        {
-            let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
-            let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
-            let own = Arrays::new(high, wide, view(&cut)).unwrap();
-            check_offsets(&own.sizes, own.arrays[RECORDS]).unwrap();
-            let mut out = vec![0; (2 * high * wide) as usize];
-            own.decode(0..high, 0..wide, &mut out).unwrap();
-            assert!(out == part(&weights, 1000, &rows, &columns), "{rows:?} {columns:?}");
+        for split in splits() {
+            let (each, (weights, arrays)) = (split.bytes() as u64, encoded(split, 77, 1000));
+            let matrix = Arrays::new(77, 1000, split, view(&arrays)).unwrap();
+            for (rows, columns) in
+                [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
+            {
+                let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
+                let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
+                let own = Arrays::new(high, wide, split, view(&cut)).unwrap();
+                check_offsets(&own.sizes, own.arrays[RECORDS]).unwrap();
+                let mut out = vec![0; (each * high * wide) as usize];
+                own.decode(0..high, 0..wide, &mut out).unwrap();
+                let expected = part(&weights, (each, 1000), &rows, &columns);
+                assert!(out == expected, "{split:?} {rows:?} {columns:?}");
+            }
+            assert!(matrix.cut(0..33, 0..1000).is_err() && matrix.cut(0..32, 8..256).is_err());
         }
-        assert!(matrix.cut(0..33, 0..1000).is_err() && matrix.cut(0..32, 8..256).is_err());
     }
 
     #[test]
     fn arrays_of_other_lengths_are_refused() {
-        let (_, arrays) = encoded(40, 264);
-        assert!(Arrays::new(40, 264, view(&arrays)).is_ok());
-        assert!(
-            Arrays::new(48, 264, view(&arrays)).is_err()
-                && Arrays::new(40, 272, view(&arrays)).is_err()
-        );
-        assert!(
-            Arrays::new(u64::MAX, 264, view(&arrays)).is_err()
-                && Arrays::new(40, 260, view(&arrays)).is_err()
-        );
+        let (_, arrays) = encoded(BF16, 40, 264);
+        let new = |rows, columns, arrays: &OwnedArrays| {
+            Arrays::new(rows, columns, BF16, view(arrays)).is_ok()
+        };
+        assert!(new(40, 264, &arrays));
+        assert!(!new(48, 264, &arrays) && !new(40, 272, &arrays));
+        assert!(!new(u64::MAX, 264, &arrays) && !new(40, 260, &arrays));
         for array in 1..4 {
             let mut short = arrays.clone();
             short[array].pop();
-            assert!(Arrays::new(40, 264, view(&short)).is_err());
+            assert!(!new(40, 264, &short));
             short[array].clear();
-            assert!(Arrays::new(40, 264, view(&short)).is_err());
+            assert!(!new(40, 264, &short));
+        }
+        // The plane is that of another split.
+        for other in splits().filter(|split| split.kept_bits() != BF16.kept_bits()) {
+            assert!(Arrays::new(40, 264, other, view(&arrays)).is_err(), "{other:?}");
         }
     }
 }

@@ -30,7 +30,9 @@ use crate::gpu::{
     status::Status,
 };
 use crate::progress::{Observer, advance};
-use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
+use crate::{
+    Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, float::FloatSplit, parallel,
+};
 
 /// Slots per reader: one is being filled while strips in the other wait for those before them.
 const SLOTS: usize = 2;
@@ -173,7 +175,7 @@ impl FastRequest<'_> {
             rows,
             columns,
             tiles_across: sizes.geometry().strip_tiles(),
-            weight_bytes: 2,
+            split: FloatSplit::BF16,
         };
         transmute!(TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0))
     }

@@ -9,7 +9,7 @@ use super::kernels::gather_blocks;
 use super::matrix::{Matrix, MatrixArrays, shift, within};
 use super::task::{GatherTask, LinearMatrix};
 use crate::gpu::status::{Status, check_contexts};
-use crate::gpu::task::{FEW_TASKS, TileTask};
+use crate::gpu::task::{FEW_TASKS, TileTask, kernel_of};
 use crate::gpu::{fault::refuse, program::OUTPUT_ALIGNMENT};
 use crate::{Error, Result, open::Rect};
 
@@ -26,7 +26,7 @@ pub enum Indices {
 impl Matrix {
     /// Number of its decoded bytes.
     pub fn decoded_bytes(&self) -> u64 {
-        2 * self.row_count() * self.column_count()
+        self.split().bytes() as u64 * self.row_count() * self.column_count()
     }
 
     /// Puts its decoding on a stream, to a device address: row by row, dense. Neither allocates nor
@@ -93,9 +93,10 @@ impl Matrix {
                 let (task, status) = (stored.task(&rows, &columns, 0, 0), status.device_pointer());
                 let (kernels, staged) =
                     (stored.device.kernels(), stored.source.arrays.staged_bytes);
+                let kernel = kernel_of(stored.source.split);
                 // SAFETY: the matrix or the caller keeps the task's arrays; the caller promises the
                 // rest.
-                unsafe { kernels.decode_few(stream, &[task], staged, output, status) }
+                unsafe { kernels.decode_few(stream, kernel, &[task], staged, output, status) }
             }
             MatrixArrays::Fast(fast) => {
                 let columns = 2 * columns.start..2 * columns.end;
@@ -107,7 +108,8 @@ impl Matrix {
     }
 
     /// Puts the decoding of several matrices of one GPU on a stream, each to its address, row by
-    /// row, dense: one launch for up to eight as stored, one for each other matrix.
+    /// row, dense: one launch for up to eight neighbours as stored of one split, one for each other
+    /// matrix.
     ///
     /// # Errors
     /// Same as [`Matrix::decode_into_raw`]; [`Error::Parameter`] for matrices of several GPUs.
@@ -135,8 +137,9 @@ impl Matrix {
                 MatrixArrays::Fast(_) => unsafe { matrix.decode_into_raw(output, stream, status) }?,
             }
         }
-        for few in stored.chunks(FEW_TASKS) {
-            let device = &few[0].0.device;
+        let alike = stored.chunk_by(|one, other| one.0.source.split == other.0.source.split);
+        for few in alike.flat_map(|alike| alike.chunks(FEW_TASKS)) {
+            let (device, kernel) = (&few[0].0.device, kernel_of(few[0].0.source.split));
             check_contexts(device, stream, status)?;
             let (mut tasks, mut units, mut staged) = (Vec::<TileTask>::new(), 0, 0);
             for (arrays, rows, columns, output) in few {
@@ -146,11 +149,10 @@ impl Matrix {
                 tasks.push(task);
             }
             Error::check_limit("tiles of one launch on the GPU", units, u32::MAX.into())?;
+            let (kernels, status) = (device.kernels(), status.device_pointer());
             // SAFETY: outputs of the tasks are absolute addresses; the rest is the caller's
             // promise.
-            unsafe {
-                device.kernels().decode_few(stream, &tasks, staged, 0, status.device_pointer())
-            }?;
+            unsafe { kernels.decode_few(stream, kernel, &tasks, staged, 0, status) }?;
         }
         Ok(())
     }
@@ -175,8 +177,9 @@ impl Matrix {
     /// parts of these rows. Neither allocates nor waits, and can be captured in a graph.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for rows that overlap, a misaligned address, more than 2^32 - 1 indices
-    /// or 2^34 tiles that rows cross, and a stream or status of another device; [`Error::Gpu`].
+    /// [`Error::Parameter`] for other weights than BF16, rows that overlap, a misaligned address,
+    /// more than 2^32 - 1 indices or 2^34 tiles that rows cross, and a stream or status of another
+    /// device; [`Error::Gpu`].
     ///
     /// # Safety
     /// In memory of the device, `indices` has `count` indices, and `output` has room for as many
@@ -192,6 +195,7 @@ impl Matrix {
         status: &Status,
     ) -> Result<()> {
         check_contexts(self.device(), stream, status)?;
+        self.check_bf16()?;
         let (address, bytes, wide) = match indices {
             Indices::U32(address) => (address, 4, 0),
             Indices::I64(address) => (address, 8, 1),

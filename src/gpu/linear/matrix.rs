@@ -9,7 +9,7 @@ use super::fast::{FastArrays, Strips};
 use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
 use crate::encoding::tile::{RECORD_BYTES, TileSizes};
 use crate::gpu::task::{
-    TILE_KERNEL, TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask,
+    TILE_TABLE_BYTES, TableAddresses, TileAddresses, TileSource, TileTask, kernel_of,
 };
 use crate::gpu::{
     device::Device, fault::refuse, model::GpuModel, needs::Residence, part::DevicePart,
@@ -17,8 +17,9 @@ use crate::gpu::{
 };
 use crate::{Dtype, Error, Result, float::FloatSplit};
 
-/// A BF16 matrix, or a slice of one, that stays compressed in the memory of one GPU, for
-/// [`Linear`](super::Linear).
+/// A matrix, or a slice of one, that stays compressed in the memory of one GPU. By BF16 weights
+/// [`Linear`](super::Linear) multiplies; matrices of other floats, which only
+/// `Matrix::of_tiles` makes, are decoded.
 ///
 /// [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) makes it. Rows and columns are those of W in
 /// the product `y = x Wᵀ`: x has as many columns as W, and y as many columns as W has rows. It
@@ -116,13 +117,14 @@ impl GpuModel {
         }
         let at = coded.tile_addresses(sizes, &part.in_place());
         let keep = Some(Arc::clone(part));
-        Ok(Matrix::stored(tensor.into(), &part.device, (rows, columns), at, keep))
+        let source = StoredArrays::source((rows, columns), FloatSplit::BF16, at);
+        Ok(Matrix::stored(tensor.into(), &part.device, source, keep))
     }
 }
 
 impl Matrix {
-    /// A matrix as stored, with these rows and columns, in memory that the caller keeps. Does not
-    /// wait.
+    /// A matrix as stored, with these rows and columns, whose weights are split like this, in
+    /// memory that the caller keeps. Does not wait.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for a misaligned address, no rows or columns,
@@ -131,9 +133,14 @@ impl Matrix {
     /// # Safety
     /// In memory that the device reads (also pinned host memory): the arrays of a matrix of this
     /// shape ([`Arrays`](crate::encoding::tile::Arrays) gives their lengths), with any content, and
-    /// its table. They live as long as this matrix, what is made of it, and the work that uses
-    /// them.
-    pub unsafe fn of_tiles(device: &Device, shape: (u64, u64), at: TileAddresses) -> Result<Self> {
+    /// its table, built for this split. They live as long as this matrix, what is made of it, and
+    /// the work that uses them.
+    pub unsafe fn of_tiles(
+        device: &Device,
+        shape: (u64, u64),
+        split: FloatSplit,
+        at: TileAddresses,
+    ) -> Result<Self> {
         check_shape(shape)?;
         let TileAddresses { records, bitstream, bitstream_bytes, plane, table, .. } = at;
         if !(records | bitstream | bitstream_bytes | plane | table).is_multiple_of(OUTPUT_ALIGNMENT)
@@ -141,7 +148,8 @@ impl Matrix {
             let remedy = format!("begin each on a multiple of {OUTPUT_ALIGNMENT}");
             return refuse("an array is misaligned", remedy);
         }
-        Ok(Self::stored(Arc::default(), device, shape, at, None))
+        let source = StoredArrays::source(shape, split, at);
+        Ok(Self::stored(Arc::default(), device, source, None))
     }
 
     /// A matrix in the fast layout, with these rows and columns, in memory that the caller keeps:
@@ -177,12 +185,10 @@ impl Matrix {
     fn stored(
         name: Arc<str>,
         device: &Device,
-        (rows, columns): (u64, u64),
-        arrays: TileAddresses,
+        source: TileSource,
         part: Option<Arc<DevicePart>>,
     ) -> Self {
-        let tiles_across = tiles_across(columns);
-        let source = TileSource { arrays, rows, columns, tiles_across, weight_bytes: 2 };
+        let TileSource { rows, columns, .. } = source;
         let arrays = StoredArrays { device: device.clone(), source, _part: part };
         Self { name, arrays: MatrixArrays::Stored(arrays), rows: 0..rows, columns: 0..columns }
     }
@@ -219,6 +225,22 @@ impl Matrix {
             MatrixArrays::Stored(_) => Residence::Stored,
             MatrixArrays::Fast(_) => Residence::Fast,
         }
+    }
+
+    /// How its weights are split.
+    pub(super) fn split(&self) -> FloatSplit {
+        match &self.arrays {
+            MatrixArrays::Stored(stored) => stored.source.split,
+            MatrixArrays::Fast(_) => FloatSplit::BF16,
+        }
+    }
+
+    /// Refuses other floats than BF16 for a kernel that reads only those.
+    pub(super) fn check_bf16(&self) -> Result<()> {
+        if self.split() == FloatSplit::BF16 {
+            return Ok(());
+        }
+        refuse("the weights are not split like BF16 ones", "decode the matrix, and use the result")
     }
 
     /// The GPU on which it lies.
@@ -338,7 +360,8 @@ impl Device {
         TILE_TABLE_BYTES
     }
 
-    /// Builds the decode tables of tensors in tiles, and waits. Any content of a codebook is safe.
+    /// Builds the decode tables of tensors in tiles whose weights are split like this, and waits.
+    /// Any content of a codebook is safe.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for a misaligned address;
@@ -346,23 +369,28 @@ impl Device {
     ///
     /// # Safety
     /// Codebooks and tables are memory of this device, and nobody else uses the tables meanwhile.
-    pub unsafe fn build_tables(&self, tables: &[TableAddresses]) -> Result<()> {
+    pub unsafe fn build_tables(&self, split: FloatSplit, tables: &[TableAddresses]) -> Result<()> {
         let misaligned =
             |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);
         if tables.iter().any(misaligned) {
             let problem = "a codebook or a decode table is misaligned";
             return refuse(problem, "begin each on a multiple of 256");
         }
-        self.kernels().build_tables(TILE_KERNEL, self.copies(), tables)
+        self.kernels().build_tables(kernel_of(split), self.copies(), tables)
     }
 }
 
 impl StoredArrays {
+    fn source((rows, columns): (u64, u64), split: FloatSplit, arrays: TileAddresses) -> TileSource {
+        let tiles_across = tiles_across(columns);
+        TileSource { arrays, rows, columns, tiles_across, split }
+    }
+
     /// Device memory of the whole matrix, except its codebook, in bytes.
     fn bytes(&self) -> u64 {
-        let TileSource { arrays, rows, columns, tiles_across, .. } = self.source;
+        let TileSource { arrays, rows, columns, tiles_across, split } = self.source;
         let records = (rows.div_ceil(STRIP_ROWS) * tiles_across + 1) * RECORD_BYTES as u64;
-        records + arrays.bitstream_bytes + rows * columns + TILE_TABLE_BYTES
+        records + arrays.bitstream_bytes + split.plane_bytes(rows * columns) + TILE_TABLE_BYTES
     }
 
     /// A task that decodes some rows and columns of the whole matrix to `output` of the launch's,

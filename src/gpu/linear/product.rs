@@ -40,15 +40,16 @@ impl Linear {
     /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, or they differ in
-    /// columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory
-    /// for the kernels.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, one has other weights
+    /// than BF16, or they differ in columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU
+    /// has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return refuse("there is nothing to multiply by", "name one matrix or more");
         };
         let kernels = first.device().linear_kernels()?;
         for matrix in matrices {
+            matrix.check_bf16()?;
             check_pair(first, matrix)?;
         }
         let launches = ProductLaunch::all(kernels, matrices);

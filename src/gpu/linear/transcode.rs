@@ -41,13 +41,15 @@ impl Matrix {
     /// as it is.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) for a matrix of more than 2^20 columns or 2^32
+    /// [`Error::Parameter`](crate::Error::Parameter) for a matrix of other weights than BF16, of
+    /// more than 2^20 columns or 2^32
     /// weights or more; [`Error::Corrupt`](crate::Error::Corrupt) if the stored weights contradict
     /// themselves; [`Error::Gpu`](crate::Error::Gpu).
     pub fn to_fast(&self, most_exceptions: u64) -> Result<Transcoded> {
         if matches!(self.arrays, MatrixArrays::Fast(_)) {
             return Ok(Transcoded::Fast(self.clone()));
         }
+        self.check_bf16()?;
         let (device, rows, columns) = (self.device(), self.row_count(), self.column_count());
         if 2 * STRIP_ROWS * columns > SCRATCH_BYTES || u32::try_from(rows * columns).is_err() {
             let weights = format!("{:?} has {rows} x {columns} weights", self.name);
