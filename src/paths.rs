@@ -242,6 +242,19 @@ mod tests {
     }
 
     #[test]
+    fn names_that_a_system_lacks_are_refused_there() {
+        for (path, is_lacking) in
+            [("a/aux.json", true), ("b./c", true), ("a/auxiliary.json", false)]
+        {
+            assert_eq!(
+                check_nameable(path, RENAME).is_err(),
+                is_lacking && cfg!(windows),
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
     fn paths_that_escape_fail_at_their_byte() {
         for (path, at) in [
             ("", 0),

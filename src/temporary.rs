@@ -137,12 +137,7 @@ fn locked<T: AsRef<Path>>(
             Ok(None) => {}
             _ if !platform::is_there(path) => {}
             // Nothing is ever taken for a leftover where there are no locks.
-            lock => {
-                if let Err(error) = &lock {
-                    eprintln!("DEBUG unlocked {error:?} {:?}", path);
-                }
-                return Ok((new, lock.ok().flatten()));
-            }
+            lock => return Ok((new, lock.ok().flatten())),
         }
     }
     Err(creating(io::Error::other("other runs remove the files of this one")))

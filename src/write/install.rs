@@ -295,7 +295,10 @@ mod tests {
                 let index = fs::read_to_string(&path).unwrap().replace("model-", "MODEL-");
                 fs::write(&path, index).unwrap();
             } else {
-                fs::rename(&path, path.with_file_name(name.replace("model-", "MODEL-"))).unwrap();
+                let (other, spelled) =
+                    (path.with_file_name("other"), name.replace("model-", "MODEL-"));
+                fs::rename(&path, &other).unwrap();
+                fs::rename(&other, path.with_file_name(spelled)).unwrap();
             }
         }
         let (folder, stage) =
@@ -311,8 +314,8 @@ mod tests {
         assert!(at(spelled).exists());
         let target = SaveTarget::lock(&folder).unwrap();
         target.install(&stage, &BTreeSet::new(), &wanted).unwrap();
-        let stale = stale_of(&stage.join(FILES)).unwrap();
-        assert_eq!(stale.contains(&spelled.to_owned()), !folds, "{stale:?}");
+        let gone = stale_of(&stage.join(FILES)).unwrap();
+        assert_eq!(gone.contains(&spelled.to_owned()), !folds, "{gone:?}");
         assert_eq!(at(spelled).exists(), folds);
         assert_eq!(identity(&folder), wanted);
     }
