@@ -35,7 +35,8 @@ def test_temporary_folders(tmp_path: Path) -> None:
             assert os.waitpid(child, 0)[1] == 0
             assert other.__enter__().is_dir(), "a child leaves it"
         raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == [other.__enter__()]
+    left = [path for path in tmp_path.iterdir() if path.suffix != ".df11-lock"]
+    assert left == [other.__enter__()]
     del other
     assert not list(tmp_path.iterdir())
     left = tmp_path / ".df11-uvwxyz.part"
@@ -161,7 +162,7 @@ def test_what_ends_the_work_leaves_nothing(
             raise raised
         if now == stage and not sent:
             sent.append(now)
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     sent: list[str] = []
     with pytest.raises(raised):
@@ -171,7 +172,7 @@ def test_what_ends_the_work_leaves_nothing(
 
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_work_that_tells_nothing(large: Path, tmp_path: Path) -> None:
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         df11.compress(large, tmp_path / "out.df11", progress=False)
