@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,17 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
     for at, file in enumerate(files, start=1):
         # The last file gets tensors that the original lacks: the head of an adapter.
         more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
-        _rewrite(
-            file,
-            lambda tensors, more=more: {
-                **{name: _merged(name, value, results, tied) for name, value in tensors.items()},
-                **more,
-            },
-        )
+        _rewrite(file, partial(_with_results, results=results, tied=tied, more=more))
         _add_to_index(file, more)
+
+
+def _with_results(
+    tensors: dict[str, Tensor],
+    results: _Checkpoint,
+    tied: Mapping[str, str],
+    more: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    return {name: _merged(name, value, results, tied) for name, value in tensors.items()} | more
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
