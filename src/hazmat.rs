@@ -74,10 +74,8 @@ pub mod huffman {
 #[doc(hidden)]
 pub mod platform {
     #[cfg(feature = "cli")]
-    pub use crate::platform::{
-        MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops,
-    };
-    pub use crate::platform::{free_bytes, path_of_c};
+    pub use crate::platform::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+    pub use crate::platform::{TEMPORARY, free_bytes, path_of_c};
 }
 
 /// Items that bindings and benchmarks need of a GPU besides [`gpu`](crate::gpu).

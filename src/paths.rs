@@ -6,6 +6,7 @@ use std::{borrow::Cow, collections::BTreeSet, path::Path};
 use crate::{
     Error, Result,
     constants::{MAX_COMPONENT_BYTES, MAX_NAME_BYTES, MAX_PATH_COMPONENTS},
+    platform,
 };
 
 /// Checks that a path is relative, `/`-separated and cannot leave the folder it is joined to.
@@ -42,6 +43,23 @@ pub fn check_path(path: &str) -> Result<()> {
     let what = format_args!("the length in bytes of a component of path {path:?}");
     Error::check_limit(what, longest, MAX_COMPONENT_BYTES)
 }
+
+/// Refuses a path of which this system has no file. `remedy` says what to do.
+///
+/// # Errors
+/// [`Error::Parameter`].
+pub(crate) fn check_nameable(path: &str, remedy: &str) -> Result<()> {
+    match path.split('/').find_map(platform::why_unnameable) {
+        None => Ok(()),
+        Some(why) => {
+            let problem = format!("Windows has no file that is named {path:?}: {why}");
+            Err(Error::parameter(problem, remedy))
+        }
+    }
+}
+
+/// The remedy for a name in a model.
+pub(crate) const RENAME: &str = "rename it in the source, or use another system";
 
 /// Schemes of names that are no paths: object stores, HTTP and the Hub.
 const SCHEMES: [&str; 6] = ["s3", "gs", "az", "http", "https", "hf"];
@@ -220,6 +238,19 @@ mod tests {
         let (long, deep) = ("x".repeat(255), ["a"; 32].join("/"));
         for path in ["a", "a/b.json", "...", "..a/.b", "ünï/ço dé", &long, &deep] {
             check_path(path).unwrap();
+        }
+    }
+
+    #[test]
+    fn names_that_a_system_lacks_are_refused_there() {
+        for (path, is_lacking) in
+            [("a/aux.json", true), ("b./c", true), ("a/auxiliary.json", false)]
+        {
+            assert_eq!(
+                check_nameable(path, RENAME).is_err(),
+                is_lacking && cfg!(windows),
+                "{path}"
+            );
         }
     }
 

@@ -26,7 +26,7 @@ use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
 use crate::{
     Error, Result,
-    paths::{PENDING, check_local},
+    paths::{PENDING, check_local, check_nameable},
     platform,
 };
 
@@ -124,7 +124,7 @@ fn locked<T: AsRef<Path>>(
     let creating = |error| Error::io(&format!("creating a {what} in"), folder, error);
     let make = || match make() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::create_dir_all(folder).and_then(|()| make())
+            fs::create_dir_all(folder).map_err(not_a_folder).and_then(|()| make())
         }
         result => result,
     };
@@ -135,12 +135,20 @@ fn locked<T: AsRef<Path>>(
         match lock {
             // Another run has it, or has removed it before it was opened or locked.
             Ok(None) => {}
-            _ if path.symlink_metadata().is_err() => {}
+            _ if !platform::is_there(path) => {}
             // Nothing is ever taken for a leftover where there are no locks.
             lock => return Ok((new, lock.ok().flatten())),
         }
     }
     Err(creating(io::Error::other("other runs remove the files of this one; run it again")))
+}
+
+/// The error of a folder that cannot be made: only what is no folder is in the way.
+fn not_a_folder(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => io::ErrorKind::NotADirectory.into(),
+        _ => error,
+    }
 }
 
 /// Keeps other runs from taking a folder for a leftover, where the file system has locks.
@@ -251,14 +259,17 @@ fn bytes_of(path: &Path) -> u64 {
     entries.flatten().map(|entry| bytes_of(&entry.path())).fold(0, u64::saturating_add)
 }
 
-/// Refuses an output that exists, one in a store, and one that the next run would take for a
-/// leftover.
+/// Refuses an output that exists, one in a store, one that this system cannot name, and one that
+/// the next run would take for a leftover.
 pub(crate) fn check_absent(out: &Path, overwrite: bool) -> Result<()> {
     check_local(out)?;
     if is_temporary(out) {
         let problem =
             format!("{} is a name of temporary files, which other runs remove", out.display());
         return Err(Error::parameter(problem, "choose another output"));
+    }
+    if let Some(name) = out.file_name() {
+        check_nameable(&name.to_string_lossy(), "choose another output")?;
     }
     if !overwrite && out.symlink_metadata().is_ok() {
         return Err(exists(out));

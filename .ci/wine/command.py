@@ -213,6 +213,8 @@ def forbidden() -> str:
         fails(2, [name, "Windows"], "decompress", "forbidden.df11", "-o", "never")
         assert not (ROOT / "never").exists() and not parts()
         (top / name).unlink()
+    for name in ("aux.df11", "NUL", "dot."):
+        fails(2, [name, "Windows", "another output"], "compress", "model", "-o", name)
     return "names that Windows forbids are refused before anything is written"
 
 

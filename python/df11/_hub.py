@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -108,9 +107,11 @@ def folder_of(
     if is_linked(folder) or next(folder.rglob("*.df11"), None) is not None:
         return folder
     if is_here:
+        from ._platform import quoted
+
         raise FileNotFoundError(
             f"{folder} says that its weights are compressed, and holds no *.df11; make it with "
-            f"`df11 compress MODEL -o {shlex.quote(str(folder))}`"
+            f"`df11 compress MODEL -o {quoted(folder)}`"
         )
     where = f"{source}/{subfolder}" if subfolder else source
     remedy = f"; make one with `df11 compress MODEL -o FOLDER`, and `hf upload {source} FOLDER`"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def merge_adapter(
         bf16, merged = folder / "bf16", folder / "merged"
         decompress(source, bf16, progress=progress)
         _take_added(source / WEIGHTS, bf16)
-        config = json.loads((bf16 / "config.json").read_text())
+        config = json.loads((bf16 / "config.json").read_text(encoding="utf-8"))
         kind = getattr(transformers, config["architectures"][0])
         base = kind.from_pretrained(bf16, device_map="cpu", dtype="auto")
         adapted = peft.PeftModel.from_pretrained(base, adapter)
@@ -100,8 +101,7 @@ def _take_added(added: Path, checkpoint: Path) -> None:
     if not (tensors := load_beside(added, _Checkpoint(checkpoint).places)):
         return
     file = _files(checkpoint)[-1]
-    others, metadata = _read(file)
-    _write(file, {**others, **tensors}, metadata)
+    _rewrite(file, lambda others: {**others, **tensors})
     _add_to_index(file, tensors)
 
 
@@ -111,13 +111,19 @@ def _take_over(original: Path, merged: Path, tied: Mapping[str, str]) -> None:
     files = _files(original)
     new = results.places.keys() - _Checkpoint(original).places.keys()
     for at, file in enumerate(files, start=1):
-        tensors, metadata = _read(file)
-        for name, value in tensors.items():
-            tensors[name] = _merged(name, value, results, tied)
         # The last file gets tensors that the original lacks: the head of an adapter.
         more = {name: results[name] for name in sorted(new)} if at == len(files) else {}
-        _write(file, {**tensors, **more}, metadata)
+        _rewrite(file, partial(_with_results, results=results, tied=tied, more=more))
         _add_to_index(file, more)
+
+
+def _with_results(
+    tensors: dict[str, Tensor],
+    results: _Checkpoint,
+    tied: Mapping[str, str],
+    more: dict[str, Tensor],
+) -> dict[str, Tensor]:
+    return {name: _merged(name, value, results, tied) for name, value in tensors.items()} | more
 
 
 def _merged(name: str, value: Tensor, results: _Checkpoint, tied: Mapping[str, str]) -> Tensor:
@@ -162,21 +168,26 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.rglob(f"*{_SUFFIX}"))
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
+def _rewrite(file: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    """Replaces the tensors of a safetensors file. Those of the old one are mapped, and Windows
+    replaces no mapped file, so they are gone before the new one takes its name.
+    """
+    written = file.with_name(f"{file.name}.new")
+    _write_changed(file, written, change)
+    written.replace(file)
+
+
+def _write_changed(
+    file: Path, written: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> None:
     from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        names = list(opened.keys())
-        return {name: opened.get_tensor(name) for name in names}, opened.metadata()
-
-
-def _write(file: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None) -> None:
     from safetensors.torch import save_file
 
-    whole = {name: value.contiguous() for name, value in tensors.items()}
-    written = file.with_name(f"{file.name}.new")  # tensors are read from the old one
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in list(opened.keys())}
+        metadata = opened.metadata()
+    whole = {name: value.contiguous() for name, value in change(tensors).items()}
     save_file(whole, written, metadata=metadata)
-    written.replace(file)
 
 
 def _add_to_index(file: Path, names: Iterable[str]) -> None:
@@ -184,4 +195,4 @@ def _add_to_index(file: Path, names: Iterable[str]) -> None:
         index = json.loads(path.read_text(encoding="utf-8"))
         if file.name in index["weight_map"].values():
             index["weight_map"] |= dict.fromkeys(names, file.name)
-            path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            path.write_bytes((json.dumps(index, indent=2, sort_keys=True) + "\n").encode())

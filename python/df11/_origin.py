@@ -13,7 +13,6 @@ removes.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import weakref
 from collections.abc import Container, Iterator, Sequence
@@ -30,7 +29,7 @@ from . import _native
 from ._container import Tensors
 from ._dispatch import dense
 from ._modules import Entry, Spot, entries, local
-from ._platform import TEMPORARY, places, unlink_mapped
+from ._platform import TEMPORARY, places, quoted, unlink_mapped
 from ._tensor import CompressedTensor
 
 KEY = "_df11"
@@ -101,7 +100,7 @@ def bf16_folder(files: Sequence[str] | None) -> Path:
     if several and torch.distributed.get_world_size() > 1:
         raise ValueError(
             "several processes would each compress the whole model; run "
-            f"`df11 compress {shlex.quote(str(first.parent))} -o FOLDER` once and load FOLDER"
+            f"`df11 compress {quoted(first.parent)} -o FOLDER` once and load FOLDER"
         )
     return first.parent
 

@@ -5,6 +5,8 @@ test of the repository makes sure.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 import tempfile
 from contextlib import suppress
@@ -19,6 +21,14 @@ def places() -> list[Path]:
     """Folders for files that are soon deleted: in memory, where there is one, or temporary ones."""
     temporary = Path(tempfile.gettempdir())
     return [Path("/dev/shm"), temporary] if sys.platform == "linux" else [temporary]
+
+
+def quoted(path: Path | str) -> str:
+    """A path as one argument of the system's shell, for commands that a person copies."""
+    text = str(path)
+    if not IS_WINDOWS:
+        return shlex.quote(text)
+    return text if re.fullmatch(r"[\w\\/:.~+@-]+", text) else f'"{text}"'
 
 
 def unlink_mapped(path: Path) -> None:

@@ -9,7 +9,6 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -102,8 +101,10 @@ def _refuse_container(source: Any) -> None:
         )
     path = Path(source) if isinstance(source, (str, os.PathLike)) else Path()
     if path.suffix == ".df11" and path.is_file():
-        folder, given = path.parent, shlex.quote(str(path))
-        made = shlex.quote(f"{path.with_suffix('')}-df11")
+        from ._platform import quoted
+
+        folder, given = path.parent, quoted(path)
+        made = quoted(f"{path.with_suffix('')}-df11")
         # A container of a folder, which the config marks, does not hold the config.
         remedy = f"name {str(folder)!r}" if _is_marked(folder) else None
         raise unfit(

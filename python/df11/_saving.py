@@ -294,7 +294,7 @@ def _anew(
     _by_library(model, library, plain, of_files, lambda: state_dict(model))
     config = json.loads((plain / _CONFIG).read_text(encoding="utf-8"))
     config.pop("quantization_config", None)
-    (plain / _CONFIG).write_text(_written(config), encoding="utf-8")
+    _write(plain / _CONFIG, config)
     indexes = set(plain.rglob("*" + _INDEX))
     _bring(origin, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
     for old in set(plain.rglob("*" + _INDEX)) - indexes:
@@ -338,8 +338,10 @@ def mark_config(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.pop("quantization_config", None) is None:
         return
-    path.write_text(_written(config).replace("{", "{" + MARK, 1), encoding="utf-8")
+    _write(path, config, MARK)
 
 
-def _written(config: dict[str, Any]) -> str:
-    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+def _write(path: Path, config: dict[str, Any], mark: str = "") -> None:
+    """Writes a config with the same bytes on all systems: the mark is known by its bytes."""
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    path.write_bytes(text.replace("{", "{" + mark, 1).encode())

@@ -78,8 +78,9 @@ def test_values_of_numpy(container: Path, monkeypatch: pytest.MonkeyPatch, has_t
             if dtype in ordinary:
                 found = np.asarray(model[name])
                 assert found.dtype == ordinary[dtype] and found.tobytes() == content
-    with pytest.raises(ValueError, match="new memory"):
-        np.array(tensor, copy=False)
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # earlier ones copy after all
+        with pytest.raises(ValueError, match="new memory"):
+            np.array(tensor, copy=False)
     if not has_types:
         with pytest.raises(df11.ParameterError, match=r"no type for F8_E4M3 .* install it"):
             np.asarray(model["model.layers.1.eight"])
@@ -107,11 +108,13 @@ def test_ml_dtypes_is_looked_for_once(container: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(_arrays.importlib, "import_module", watched)
     for _ in range(3):
         assert tensor.numpy().dtype == np.uint16
-    child = os.fork()
-    if child == 0:
-        tensor.numpy()
-        os._exit(0 if asked.count("ml_dtypes") == 1 else 1)
-    assert os.waitpid(child, 0)[1] == 0 and asked.count("ml_dtypes") == 1
+    if hasattr(os, "fork"):
+        child = os.fork()
+        if child == 0:
+            tensor.numpy()
+            os._exit(0 if asked.count("ml_dtypes") == 1 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert asked.count("ml_dtypes") == 1
 
 
 @one_layout

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -173,6 +172,7 @@ def test_saving(net: Path, attached: Any, tmp_path: Path) -> None:
         df11.save(pair, tmp_path / "saved")
 
     (tmp_path / "full").mkdir()
+    resource = pytest.importorskip("resource", reason="Windows has no limit of file sizes")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:

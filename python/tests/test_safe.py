@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import df11
 import df11.torch
+from df11._platform import IS_WINDOWS
 
 
 def tensors() -> dict[str, Any]:
@@ -246,6 +247,7 @@ def test_a_folder_has_the_tensors_beside_its_containers(tmp_path: Path) -> None:
     for call in (opened.keys, lambda: opened.get_tensor("a.head")):
         with pytest.raises(df11.ParameterError, match="closed"):
             call()
+    del found  # Windows writes to no file that is mapped
     save_file({"b.weight": own["b.weight"]}, file)
     with pytest.raises(ValueError, match=r"df11\.safetensors has b\.weight, which the containers"):
         df11.safe_open(tmp_path / "out", "pt")
@@ -297,6 +299,7 @@ def test_a_notebook_shows_the_blocks(both: tuple[Path, Path], tmp_path: Path) ->
         assert cells[at + 1] == f"{block['tensor_count']:,}"
     assert f"{told['total']['bits_per_weight']:.2f}" in shown
     save_file({f"<b>.{i}.weight": torch.zeros(2) for i in range(90)}, tmp_path / "y.safetensors")
-    df11.compress(tmp_path / "y.safetensors", tmp_path / "<y>.df11", progress=False)
-    shown = df11.open(tmp_path / "<y>.df11")._repr_html_()
-    assert "&lt;y&gt;" in shown and "<b>." not in shown
+    name, escaped = ("&y.df11", "&amp;y") if IS_WINDOWS else ("<y>.df11", "&lt;y&gt;")
+    df11.compress(tmp_path / "y.safetensors", tmp_path / name, progress=False)
+    shown = df11.open(tmp_path / name)._repr_html_()
+    assert escaped in shown and "<b>." not in shown

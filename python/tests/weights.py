@@ -40,7 +40,8 @@ def _seeded() -> dict[str, torch.Tensor]:
 
 #: Matrices that end at many places of their tiles, experts, a convolution, all patterns.
 WEIGHTS = _seeded()
-_FOLDER = TemporaryDirectory()
+#: Windows deletes none that is mapped at the end.
+_FOLDER = TemporaryDirectory(ignore_cleanup_errors=True)
 
 
 def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:

@@ -23,7 +23,7 @@ use std::{
 use crate::{
     Error, Result,
     io::read_regular,
-    parallel,
+    parallel, platform,
     temporary::{file_beside, remove_leftovers},
 };
 
@@ -207,6 +207,6 @@ fn is_of_cache(folder: &Path) -> bool {
 fn write(path: &Path, bytes: &[u8]) -> Option<()> {
     let mut temporary = file_beside(path).ok()?;
     temporary.file.write_all(bytes).ok()?;
-    temporary.file.persist(path).ok()?;
+    temporary.file.persist(platform::long(path)).ok()?;
     Some(())
 }

@@ -9,6 +9,7 @@ use std::{
 use super::{beside::MARK_BYTES, original::OriginalFile};
 use crate::{
     Error, Result,
+    paths::{RENAME, check_nameable},
     source::MAX_SIDE_BYTES,
     store::Place,
     temporary::{TemporaryFolder, folder_for_fetched},
@@ -61,6 +62,7 @@ impl FarFolder {
 
     /// Fetches a file of at most this many bytes, if it is there.
     pub(super) fn fetch_file(&self, path: &str, most: u64, folder: &Path) -> Result<()> {
+        check_nameable(path, RENAME)?;
         let Some(bytes) = self.place.read_if_there(path, most)? else { return Ok(()) };
         let to = folder.join(path);
         let parent = to.parent().unwrap_or(folder);

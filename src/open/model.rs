@@ -96,6 +96,10 @@ impl Model {
 
     /// The folder with the side files beside its containers, if it has one. From beyond a network
     /// they are fetched to a temporary one, the first time.
+    #[cfg_attr(
+        not(feature = "remote"),
+        expect(clippy::unnecessary_wraps, reason = "side files may have to be fetched")
+    )]
     pub(crate) fn side_folder(&self) -> Result<Option<&Path>> {
         #[cfg(feature = "remote")]
         if let Some(folder) = &self.far_folder {

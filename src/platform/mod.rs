@@ -6,6 +6,7 @@
 //! | `lock` | `flock` of the file or folder | a lock file beside it, which goes with its handle |
 //! | `rename_keeping` | `renameat2`, or `renamex_np` | `MoveFileExW` without its flag to replace |
 //! | `exchange` | the same | none |
+//! | `sync_file` | `fsync` | flushes a handle that may write |
 //! | `sync_folder` | `fsync` | the system decides when |
 //! | `file_id` | device and inode | volume and file index |
 //! | `long` | the path | a path without the limit of 260 characters |
@@ -24,10 +25,10 @@ use windows as system;
 #[cfg(feature = "cudarc")]
 pub(crate) use system::in_large_pages;
 pub(crate) use system::{
-    HOME, exchange, explain_use, file_id, lock, long, make_accessible, most_open_files,
-    open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_folder, wait_for_lock,
-    why_unnameable, write_all_at,
+    HOME, exchange, explain_use, file_id, is_there, lock, long, make_accessible, most_open_files,
+    open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_file, sync_folder,
+    wait_for_lock, why_unnameable, write_all_at,
 };
 #[cfg(feature = "cli")]
-pub use system::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
-pub use system::{free_bytes, path_of_c};
+pub use system::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+pub use system::{TEMPORARY, free_bytes, path_of_c};

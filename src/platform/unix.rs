@@ -20,6 +20,8 @@ use rustix::{
 
 /// The variable that names the user's folder.
 pub(crate) const HOME: &str = "HOME";
+/// The variable that names the folder of temporary files.
+pub const TEMPORARY: &str = "TMPDIR";
 
 /// Fills `buf` with the bytes of a file from `offset` on.
 ///
@@ -111,9 +113,19 @@ fn rename_with(_: &Path, _: &Path, _: bool) -> Option<io::Result<()>> {
     None
 }
 
+/// Whether something has this path.
+pub(crate) fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
 /// Makes the names in a folder last.
 pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
+}
+
+/// Makes the bytes of a file last.
+pub(crate) fn sync_file(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
 }
 
 /// Adds a remedy to the error of a rename or removal that fails while a program has the file open;
@@ -156,7 +168,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
 
 /// Functions that only the command uses.
 #[cfg(feature = "cli")]
@@ -174,9 +186,6 @@ mod command {
     /// The folder that is in memory, on Linux. The Python package puts containers there while a
     /// model is loaded, or else with temporary files.
     pub const MEMORY_FOLDER: &str = "/dev/shm";
-    /// The variable that names the folder of temporary files.
-    pub const TEMPORARY: &str = "TMPDIR";
-
     /// Writes the number of the signal that asks the process to stop. Without this, a signal ends
     /// it at once.
     pub fn watch_stops(stop: &Arc<AtomicUsize>) {

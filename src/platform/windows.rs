@@ -30,6 +30,8 @@ use windows_sys::Win32::{
 
 /// The variable that names the user's folder.
 pub(crate) const HOME: &str = "USERPROFILE";
+/// The variable that names the folder of temporary files.
+pub const TEMPORARY: &str = "TMP";
 /// The end of the name of a lock file.
 const LOCK: &str = ".df11-lock";
 /// Attempts to make a lock file, and the time between two.
@@ -116,6 +118,13 @@ pub(crate) fn open_folder(path: &Path) -> io::Result<File> {
     if is_folder { Ok(folder) } else { Err(io::ErrorKind::NotADirectory.into()) }
 }
 
+/// Whether something has this path and keeps it. What is being deleted has its name until nobody
+/// has it open, and cannot be opened again.
+pub(crate) fn is_there(path: &Path) -> bool {
+    let flags = FILE_FLAG_BACKUP_SEMANTICS | FILE_FLAG_OPEN_REPARSE_POINT;
+    File::options().access_mode(0).custom_flags(flags).open(path).is_ok()
+}
+
 /// Locks the file or folder that has this path: opens a lock file beside it, alone. The lock lasts
 /// as long as the result is open, and the system removes the lock file with it, also if the process
 /// is killed. None if somebody else has it.
@@ -177,6 +186,15 @@ pub(crate) fn exchange(_: &Path, _: &Path) -> Option<io::Result<()>> {
 #[expect(clippy::unnecessary_wraps, reason = "on other systems it may fail")]
 pub(crate) fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
+}
+
+/// Makes the bytes of a file last. Only who may write a file can have it flushed: for one that is
+/// read-only the system decides when.
+pub(crate) fn sync_file(path: &Path) -> io::Result<()> {
+    match File::options().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        file => file?.sync_all(),
+    }
 }
 
 /// Whether an error says that a file is in use. A rename onto a file that is mapped, and that of a
@@ -261,7 +279,7 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{MEMORY_FOLDER, PYTHON, TEMPORARY, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
 
 /// Functions that only the command uses.
 #[cfg(feature = "cli")]
@@ -283,9 +301,6 @@ mod command {
     pub const PYTHON: &str = "python";
     /// A folder that is in memory; Windows has none.
     pub const MEMORY_FOLDER: &str = "";
-    /// The variable that names the folder of temporary files.
-    pub const TEMPORARY: &str = "TMP";
-
     /// Writes 2, as Unix numbers Ctrl-C, when the user asks the process to stop. Without this, that
     /// ends it at once.
     pub fn watch_stops(stop: &Arc<AtomicUsize>) {

@@ -119,9 +119,10 @@ mod remote {
         io::ReadAt as _,
         parallel,
         paths::{
-            MODEL_INDEX, check_path, folder_of, is_container, is_safetensors, scheme_of, shard_path,
+            MODEL_INDEX, RENAME, check_nameable, check_path, folder_of, is_container,
+            is_safetensors, scheme_of, shard_path,
         },
-        platform::free_bytes,
+        platform::{TEMPORARY, free_bytes},
         progress::{Observer, Stage, advance},
         source::{
             Component, dfloat11,
@@ -223,7 +224,7 @@ mod remote {
         }
         let (paths, others) = paths.into_iter().partition::<Vec<_>, _>(|path| {
             // Some tools put an empty object in the place of a folder.
-            check_path(path).is_ok()
+            check_path(path).is_ok() && check_nameable(path, RENAME).is_ok()
         });
         if let Some(path) = others.iter().find(|path| is_safetensors(path)) {
             let problem = format!("{path:?}: its name is not portable");
@@ -384,7 +385,8 @@ mod remote {
                 None => Ok(here),
                 Some(path) => {
                     let problem = format!("the temporary folder has {path:?} under another name");
-                    Err(Error::parameter(problem, "set TMPDIR to a folder on another disk"))
+                    let remedy = format!("set {TEMPORARY} to a folder on another disk");
+                    Err(Error::parameter(problem, remedy))
                 }
             }
         }
@@ -410,7 +412,8 @@ mod remote {
                     "{name} takes {bytes} bytes, and {} has {free} bytes free",
                     folder.display()
                 );
-                Error::parameter(problem, "set TMPDIR to a folder on a disk with more space")
+                let remedy = format!("set {TEMPORARY} to a folder on a disk with more space");
+                Error::parameter(problem, remedy)
             })
         }
 

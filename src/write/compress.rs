@@ -14,7 +14,7 @@ use super::{
     base::{check_single, recorded},
     card,
     encode::{ContainerOutput, encode},
-    folder::{OutputFolder, check_nameable, check_outputs, shard_paths, write_side_files},
+    folder::{OutputFolder, check_outputs, shard_paths, write_side_files},
     input::Input,
     options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
@@ -24,7 +24,7 @@ use crate::{
     Error, Model, OpenOptions, Result,
     format::{self, IdentifiedFile, directory::ShardRecord},
     open::{Base, Cpu, Level, Models, beside::card_path, list_of_components},
-    paths::{is_container, is_pipeline_list},
+    paths::{RENAME, check_nameable, is_container, is_pipeline_list},
     progress::{Observer, Stage},
     source::{Component, Source, Sources},
     temporary::{TemporaryFile, check_absent, check_file, file_beside, parent_of, rename_file},
@@ -233,7 +233,7 @@ fn write_folder(
         paths.extend(side.chain(&shards).map(|path| input.path_of(path)));
         all_shards.push(shards);
     }
-    check_nameable(paths.iter())?;
+    paths.iter().try_for_each(|path| check_nameable(path, RENAME))?;
     let card = options.card.as_ref().zip(card_path(&paths));
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     let (mut reports, mut identities) = (Vec::new(), BTreeMap::new());

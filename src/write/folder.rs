@@ -82,18 +82,6 @@ pub(super) fn check_outputs(input: &Input<'_>, shards: &[String]) -> Result<()> 
     }
 }
 
-/// Refuses paths of which this system has no file.
-pub(super) fn check_nameable<'a>(paths: impl Iterator<Item = &'a String>) -> Result<()> {
-    for path in paths {
-        if let Some(why) = path.split('/').find_map(platform::why_unnameable) {
-            let problem = format!("Windows has no file that is named {path:?}: {why}");
-            let remedy = "rename it in the source, or use another system";
-            return Err(Error::parameter(problem, remedy));
-        }
-    }
-    Ok(())
-}
-
 /// Puts the side files of a model beside its containers, each configuration with its mark.
 pub(super) fn write_side_files(
     component: &Component<Input<'_>>,

@@ -65,6 +65,7 @@ impl SaveTarget {
         let mut gone = earlier_containers(&self.folder, &known, identity)?;
         gone.push(ADDED.to_owned());
         gone.retain(|path| !known.contains(path) && exists(&self.folder.join(path)));
+        self.drop_spellings(&mut gone, &known);
         for path in new.iter().map(|(path, _)| path).chain(&gone) {
             self.check_place(path)?;
         }
@@ -83,6 +84,17 @@ impl SaveTarget {
         }
         rename(&pending, &staged)?;
         sync_folder(&self.folder)
+    }
+
+    /// Leaves out names that are other spellings of a known one on this disk, which may fold case:
+    /// a save that is finished later would remove the new file by the old name.
+    fn drop_spellings(&self, gone: &mut Vec<String>, known: &BTreeSet<String>) {
+        let real = |path: &String| {
+            let place = self.folder.join(path);
+            place.canonicalize().ok().filter(|_| !place.is_symlink())
+        };
+        let here: BTreeSet<_> = known.iter().filter_map(real).collect();
+        gone.retain(|path| real(path).is_none_or(|place| !here.contains(&place)));
     }
 
     /// Moves what is in the way aside, and pending files to their places.
@@ -220,8 +232,7 @@ fn make_last(staged: &Path, stale: &[String]) -> Result<()> {
     for path in files_of(staged)?.into_iter().map(|(_, path)| path).chain([list]) {
         // A link's target is no file of this output.
         if !path.is_symlink() {
-            let synced = File::open(&path).and_then(|file| file.sync_all());
-            synced.map_err(|error| Error::io("syncing", &path, error))?;
+            platform::sync_file(&path).map_err(|error| Error::io("syncing", &path, error))?;
         }
         folders.extend(path.parent().map(Path::to_owned));
     }
@@ -263,4 +274,49 @@ fn move_file(from: &Path, to: &Path, done: &mut Vec<(PathBuf, PathBuf)>) -> Resu
 
 fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|error| renaming(to, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CompressOptions, Source, compress, demo};
+
+    /// An earlier output has the shards `MODEL-….df11`, and the new one `model-….df11`.
+    #[test]
+    fn another_spelling_of_a_name_is_replaced_and_not_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let make = |source: &Path, out: &Path| {
+            let (source, options) = (Source::open(source).unwrap(), CompressOptions::new());
+            compress(&source, out, &options, &()).unwrap();
+        };
+        let earlier = demo::tiny_checkpoint(&place.path().join("earlier")).unwrap();
+        for (name, path) in files_of(earlier.parent().unwrap()).unwrap() {
+            if name.ends_with(".index.json") {
+                let index = fs::read_to_string(&path).unwrap().replace("model-", "MODEL-");
+                fs::write(&path, index).unwrap();
+            } else {
+                let (other, spelled) =
+                    (path.with_file_name("other"), name.replace("model-", "MODEL-"));
+                fs::rename(&path, &other).unwrap();
+                fs::rename(&other, path.with_file_name(spelled)).unwrap();
+            }
+        }
+        let (folder, stage) =
+            (place.path().join("out"), place.path().join("out/.df11-aB3dEf.part"));
+        make(&earlier, &folder);
+        let new = demo::checkpoint(&place.path().join("new"), demo::TINY, 5).unwrap();
+        fs::create_dir_all(stage.join(FILES)).unwrap();
+        make(&new, &stage.join(FILES).join("out"));
+        let identity = |folder: &Path| crate::open(folder).unwrap().identity().to_hex().to_string();
+        let wanted = identity(&stage.join(FILES).join("out"));
+        let (at, spelled) = (|name: &str| folder.join(name), "MODEL-00001-of-00002.df11");
+        let folds = at("Model-00001-Of-00002.df11").exists();
+        assert!(at(spelled).exists());
+        let target = SaveTarget::lock(&folder).unwrap();
+        target.install(&stage, &BTreeSet::new(), &wanted).unwrap();
+        let gone = stale_of(&stage.join(FILES)).unwrap();
+        assert_eq!(gone.contains(&spelled.to_owned()), !folds, "{gone:?}");
+        assert_eq!(at(spelled).exists(), folds);
+        assert_eq!(identity(&folder), wanted);
+    }
 }

@@ -4,11 +4,7 @@ use std::{collections::BTreeSet, fs::File, path::Path};
 
 use blake3::Hasher;
 
-use super::{
-    folder::{OutputFolder, check_nameable},
-    input::Side,
-    options::DecompressOptions,
-};
+use super::{folder::OutputFolder, input::Side, options::DecompressOptions};
 use crate::{
     Error, Model, Result,
     io::{FileReader, ReadAt},
@@ -17,7 +13,7 @@ use crate::{
         beside::{self, Beside},
         hash,
     },
-    paths::is_safetensors,
+    paths::{RENAME, check_nameable, is_safetensors},
     platform::{self, write_all_at},
     progress::{Observer, Stage, advance},
     source::{Component, Found, LeftOut, leads_out},
@@ -142,7 +138,7 @@ fn restore_folder(
             length = length.saturating_add(bytes);
         }
     }
-    check_nameable(paths.iter())?;
+    paths.iter().try_for_each(|path| check_nameable(path, RENAME))?;
     check_space(out, length)?;
     let mut folder = OutputFolder::create(out, options.overwrite.then_some(paths))?;
     for restorer in &mut restorers {

@@ -1,7 +1,7 @@
 //! Advice of `compress` and `estimate` before they work: few weights to code, another quantization,
 //! the snapshot of a cache.
 
-use std::fs;
+use std::{fs, path::MAIN_SEPARATOR};
 
 use df11::Dtype;
 
@@ -166,8 +166,8 @@ fn the_root_of_a_cache_entry_is_the_snapshot_of_main() {
     ] {
         let folder = cache_entry(commits, main);
         let report = folder.json("compress models--org--name -o out");
-        let read = format!("snapshots/{chosen} was read");
-        assert!(report["notes"].to_string().contains(&read), "{report}");
+        let read = format!("snapshots{MAIN_SEPARATOR}{chosen} was read");
+        assert!(report["notes"][0].as_str().unwrap().contains(&read), "{report}");
         assert!(report["ratio"].as_f64().unwrap() < 0.9, "{report}");
         let config = fs::read_to_string(folder.path("out/config.json")).unwrap();
         assert!(config.contains(chosen) && config.contains("df11"), "{config}");
@@ -178,7 +178,8 @@ fn the_root_of_a_cache_entry_is_the_snapshot_of_main() {
 #[test]
 fn several_snapshots_without_main_are_asked_about() {
     let line = "compress models--org--name";
-    let parts = ["2 snapshots", "snapshots/aaa, ", "/bbb"];
+    let [first, second] = ["aaa", "bbb"].map(|name| format!("snapshots{MAIN_SEPARATOR}{name}"));
+    let parts = ["2 snapshots", &format!("{first}, "), &*second];
     cache_entry(&["aaa", "bbb"], None).fails(line, 2, &parts);
     cache_entry(&[], None).fails(line, 2, &["without a snapshot"]);
 }
