@@ -152,8 +152,8 @@ impl<'m> DeltaDecoder<'m> {
         let range = first * RECORD_BYTES..(first + N as u64 + 1) * RECORD_BYTES;
         let records = arrays.read_with(RECORDS, range, index)?.as_chunks().0;
         let mut places = [const { 0..0 }; N];
-        for ((segment, records), place) in (first..).zip(records.array_windows()).zip(&mut places) {
-            *place = self.sizes.place(segment, records)?;
+        for ((segment, place), at) in (first..).zip(&mut places).zip(0..) {
+            *place = self.sizes.place(segment, &[records[at], records[at + 1]])?;
         }
         Ok(places)
     }

@@ -58,8 +58,8 @@ fn join_units<F: Float>(
     let seen = seen.iter().fold(0, |seen, &word| seen | u16::from_le_bytes(word));
     let kept_bytes = F::SPLIT.kept_bits() as usize;
     let tile = Tile { stride: tile.width, ..tile };
-    let places = tile.places().zip(Tile { stride: pitch, ..tile }.places());
-    if let Some((from, to)) = places {
+    let both = tile.places().zip(Tile { stride: pitch, ..tile }.places());
+    if let Some((from, to)) = both {
         let steps = from.iter().zip(to.iter()).zip(plane.chunks_exact(STEP_UNITS * kept_bytes));
         for ((first, first_out), plane) in steps {
             for (unit, kept) in plane.chunks_exact(kept_bytes).enumerate() {
