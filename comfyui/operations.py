@@ -62,7 +62,10 @@ class Held:
         super()._load_from_state_dict(*args)  # type: ignore[misc]
 
     def _hold(self, value: Tensor) -> None:
-        if isinstance(value, CompressedTensor) and self.keeps(value.dtype):
+        # F32 that ComfyUI runs in 16 bits takes less when it is cast once.
+        most = value.numel() * self.weight_dtype.itemsize
+        is_small = isinstance(value, CompressedTensor) and value.nbytes <= most
+        if is_small and self.keeps(value.dtype):
             self.host = value
         else:
             self.host = None

@@ -209,9 +209,23 @@ impl Error {
     }
 }
 
+/// A message that has its remedy.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Remedied(String);
+
+/// An error of reading or writing with a message that has its remedy.
+pub(crate) fn io_remedied(kind: io::ErrorKind, text: impl Into<String>) -> io::Error {
+    io::Error::new(kind, Remedied(text.into()))
+}
+
 /// A remedy for an answer of the system; none if the answer is a message of our own, which has one.
 pub fn io_remedy(error: &io::Error) -> Option<&'static str> {
     use io::ErrorKind as Kind;
+    let source = error.get_ref();
+    if source.is_some_and(|source| source.is::<Remedied>() || source.is::<Error>()) {
+        return None;
+    }
     Some(match error.kind() {
         Kind::StorageFull | Kind::QuotaExceeded => {
             "free some space, or name an output on another disk (df11 estimate and df11 inspect \
@@ -220,8 +234,6 @@ pub fn io_remedy(error: &io::Error) -> Option<&'static str> {
         Kind::FileTooLarge => {
             "raise the limit of file sizes (ulimit -f), or use a file system for larger files"
         }
-        // A message of our own, with its remedy.
-        _ if error.get_ref().is_some() => return None,
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => {
             "change its permissions, or name another place"
         }

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     Error, Result,
     constants::CHECKSUM_CHUNK_BYTES,
+    error::io_remedied,
     parallel,
     platform::{self, read_exact_at},
 };
@@ -116,7 +117,10 @@ impl FileReader {
         if Stamp::of(&file)? == self.stamp {
             return Ok(file);
         }
-        Err(io::Error::other("it was replaced or changed while it was open; open it again"))
+        Err(io_remedied(
+            io::ErrorKind::Other,
+            "it was replaced or changed while it was open; open it again",
+        ))
     }
 }
 

@@ -26,6 +26,7 @@ use tempfile::{Builder, NamedTempFile, PersistError, TempDir};
 
 use crate::{
     Error, Result,
+    error::io_remedied,
     paths::{PENDING, check_local, check_nameable},
     platform,
 };
@@ -140,7 +141,10 @@ fn locked<T: AsRef<Path>>(
             lock => return Ok((new, lock.ok().flatten())),
         }
     }
-    Err(creating(io::Error::other("other runs remove the files of this one; run it again")))
+    Err(creating(io_remedied(
+        io::ErrorKind::Other,
+        "other runs remove the files of this one; run it again",
+    )))
 }
 
 /// The error of a folder that cannot be made: only what is no folder is in the way.

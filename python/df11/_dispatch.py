@@ -147,7 +147,8 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @_handles(aten.zero_.default)
 def _zero(self: Any) -> Any:
     """Libraries clear loaded rows of padding, which are usually zero already."""
-    return NotImplemented if self.decode().view(torch.uint8).any() else self
+    content = self.decode().contiguous().view(torch.uint8)
+    return NotImplemented if content.any() else self
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -20,7 +20,7 @@ from conftest import on_devices, run
 from models import SMALL, Folders, equal, greedy, load, same_weights, saved, seeded
 
 import df11
-from df11 import _origin
+from df11 import _origin, _platform
 from df11._devices import Devices
 from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
@@ -224,7 +224,7 @@ def test_what_is_refused(several: Both, tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(ValueError, match=r"df11 compress .* -o FOLDER"):
             online(several[0])
     monkeypatch.setattr(_origin, "_free", lambda place: 1000)
-    with pytest.raises(OSError, match="TMP"):
+    with pytest.raises(OSError, match=rf"\b{_platform.TEMPORARY}\b"):
         online(several[0])
 
 

@@ -269,6 +269,15 @@ print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
     assert out.splitlines()[-1] == "CompressedTensor"
 
 
+def test_single_files_of_diffusers_are_loaded_whatever_was_imported_first() -> None:
+    pytest.importorskip("diffusers")
+    script = """
+from diffusers.loaders.single_file_model import FromOriginalModelMixin
+print(FromOriginalModelMixin.from_single_file._df11)
+"""
+    assert run(AS_INSTALLED + script).splitlines()[-1] == "True"
+
+
 def test_it_imports_nothing_by_itself() -> None:
     script = "import sys; before = set(sys.modules)\n" + AS_INSTALLED
     script += "print(*sorted(set(sys.modules) - before))"

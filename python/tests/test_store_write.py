@@ -315,6 +315,27 @@ def test_a_store_of_google(
     assert objects("google/big.df11") == {"": (tmp_path / "near.df11").read_bytes()}
 
 
+def test_an_equal_object_of_another_run_is_not_taken(
+    proxied: Proxy, bucket: str, model: Path, tmp_path: Path
+) -> None:
+    """It was put while the first try failed, and it stays."""
+    df11.compress(model, tmp_path / "near", progress=False)
+    theirs: dict[str, bytes] = {}
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        if method != "PUT" or theirs:
+            return None
+        name = path.rsplit("/")[-1].rpartition("%2F")[2]
+        theirs[name] = (tmp_path / "near" / name).read_bytes()
+        put(f"{bucket}/models/equal/m/{name}", theirs[name])
+        return 503
+
+    proxied.choose = choose
+    with pytest.raises(df11.ParameterError, match=r"s3://models/equal/m.*exists"):
+        df11.compress(model, "s3://models/equal/m", progress=False)
+    assert theirs and objects("equal/m") == theirs
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_an_upload(
     proxied: Proxy, big: Path, tmp_path: Path, place: Path, how: int

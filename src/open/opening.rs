@@ -17,6 +17,7 @@ use crate::paths::no_stores;
 use crate::{
     Error, Result,
     constants::MAGIC,
+    error::io_remedied,
     format::Directory,
     io::{FileReader, ReadAt, open_regular},
     paths::{PIPELINE, check_path, is_container, is_safetensors, scheme_of},
@@ -301,7 +302,7 @@ fn or_fetch(path: &Path, error: io::Error) -> io::Error {
             "no such path here; if it is a repository of the Hub, run hf download {owner}/{name} \
             --local-dir {name}"
         );
-        return io::Error::new(error.kind(), hint);
+        return io_remedied(error.kind(), hint);
     }
     error
 }

@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use crate::error::io_remedied;
 use windows_sys::Win32::{
     Foundation::{
         ERROR_ACCESS_DENIED, ERROR_LOCK_VIOLATION, ERROR_SHARING_VIOLATION, ERROR_USER_MAPPED_FILE,
@@ -219,7 +220,7 @@ pub(crate) fn explain_use(error: io::Error) -> io::Error {
         return error;
     }
     let remedy = "a program may have it, or a file in it, open or mapped: close what uses it";
-    io::Error::new(error.kind(), format!("{error}; {remedy}, then run this again"))
+    io_remedied(error.kind(), format!("{error}; {remedy}, then run this again"))
 }
 
 /// The same path, without a limit if it is long.

@@ -21,7 +21,7 @@ use super::{
     fetch::{ObjectSource, Version},
     interrupt,
 };
-use crate::parallel;
+use crate::{error::io_remedied, parallel};
 
 /// Bytes of a batch, at least, and for each thread that may read.
 const BATCH_BYTES: u64 = 32 << 20;
@@ -136,7 +136,7 @@ impl AheadQueue {
                     (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 }
                 PieceBytes::Failed(kind, text) => {
-                    return Some(Err(io::Error::new(*kind, text.clone())));
+                    return Some(Err(io_remedied(*kind, text)));
                 }
                 PieceBytes::Here(bytes) => {
                     let bytes = Arc::clone(bytes);
@@ -224,7 +224,10 @@ impl ComingPiece {
 
 impl Drop for ComingPiece {
     fn drop(&mut self) {
-        self.take(Err(io::Error::other("the request ended early; open the container again")));
+        self.take(Err(io_remedied(
+            io::ErrorKind::Other,
+            "the request ended early; open the container again",
+        )));
     }
 }
 

@@ -3,6 +3,8 @@
 
 use std::{error::Error as StdError, io};
 
+use crate::error::io_remedied;
+
 /// A fault of one request.
 #[derive(Debug)]
 pub(super) struct Fault {
@@ -39,7 +41,7 @@ impl Fault {
             (true, _) => format!("{}; try again when the store answers", self.text),
             (false, _) => self.text,
         };
-        io::Error::new(self.kind, text)
+        io_remedied(self.kind, text)
     }
 }
 
@@ -112,7 +114,8 @@ const NO_RANGES: &str = "the server does not answer requests for ranges; fetch t
                          it from one that does";
 
 const NOT_SERVED: &str = "the server does not know this request (status 501); check that its \
-                          address is that of a store of this kind";
+                          address is that of a store of this kind, and that it knows \
+                          If-None-Match if it is written to";
 
 /// The texts of an error and of its causes.
 fn texts(error: &object_store::Error) -> Vec<String> {

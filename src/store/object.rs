@@ -19,7 +19,7 @@ use super::{
     fetch::{ObjectSource, Version},
     interrupt, runtime,
 };
-use crate::{Error, Result, constants::HEAD_BYTES, io::ReadAt, parallel};
+use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
 
 /// The longest request for bytes that nobody said would be read.
 const REQUEST_BYTES: u64 = 64 << 20;
@@ -91,7 +91,10 @@ impl Object {
         if self.process == process::id() {
             return Ok(());
         }
-        Err(io::Error::other("it was opened before this process was forked; open it in this one"))
+        Err(io_remedied(
+            io::ErrorKind::Other,
+            "it was opened before this process was forked; open it in this one",
+        ))
     }
 }
 
@@ -132,8 +135,9 @@ impl ReadAt for Object {
 /// [`Error::Io`], also if it has more than `most`.
 pub(super) fn read_small(source: &ObjectSource, name: &str, most: u64) -> Result<Vec<u8>> {
     read_up_to(source, name, most)?.map_err(|length| {
-        let problem = format!("it has {length} bytes, and at most {most} were expected");
-        Error::io("reading", name, io::Error::new(io::ErrorKind::InvalidData, problem))
+        let problem =
+            format!("it has {length} bytes, and at most {most} were expected; check the name");
+        Error::io("reading", name, io_remedied(io::ErrorKind::InvalidData, problem))
     })
 }
 
@@ -188,7 +192,10 @@ pub(super) fn wait_watched<T: Send + 'static>(
                 check().inspect_err(|_| task.abort())?;
             }
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(io::Error::other("the request ended early; open the container again"));
+                return Err(io_remedied(
+                    io::ErrorKind::Other,
+                    "the request ended early; open the container again",
+                ));
             }
         }
     }

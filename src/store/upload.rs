@@ -1,6 +1,8 @@
 //! Putting files into a store: large ones in parts, several at once, and whole or not at all.
 
 use std::{
+    borrow::Cow,
+    hash::{BuildHasher as _, RandomState},
     io, mem,
     ops::Range,
     sync::{
@@ -12,7 +14,8 @@ use std::{
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::{
-    MultipartId, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+    Attribute, AttributeValue, GetOptions, MultipartId, ObjectStore, ObjectStoreExt as _, PutMode,
+    PutOptions, PutPayload,
     multipart::{MultipartStore, PartId},
     path::Path,
 };
@@ -34,6 +37,8 @@ use crate::{
 /// Bytes of a part, at least; a store takes up to [`MOST_PARTS`].
 const PART_BYTES: u64 = 16 << 20;
 const MOST_PARTS: u64 = 10_000;
+/// Of letters and digits alone, as Azure wants it.
+const MARK: Attribute = Attribute::Metadata(Cow::Borrowed("df11upload"));
 /// Parts of one object that are sent at once.
 const AT_ONCE: usize = 6;
 /// How long sending one part may take, in times of the patience for an answer.
@@ -52,6 +57,8 @@ struct Upload {
     patience: Patience,
     file: Arc<FileReader>,
     sent: Arc<AtomicU64>,
+    /// A random number that a small object has as metadata: other runs put the same bytes.
+    mark: u64,
 }
 
 /// Where an object is put.
@@ -76,7 +83,8 @@ impl UploadTarget {
     ) -> Result<()> {
         let file = Arc::new(FileReader::open(file)?);
         let Self { store, path, patience, name } = self;
-        let upload = Upload { store, path, patience, file, sent: Arc::default() };
+        let mark = RandomState::new().hash_one(file.size());
+        let upload = Upload { store, path, patience, file, sent: Arc::default(), mark };
         let (mut stopped, mut told) = (None, 0);
         let mut tell = || {
             let now = upload.sent.load(Ordering::Relaxed);
@@ -136,7 +144,8 @@ impl Upload {
         let tries = AtomicU64::new(0);
         let put = || async {
             tries.fetch_add(1, Ordering::Relaxed);
-            let options = PutOptions::from(PutMode::Create);
+            let attributes = [(MARK, self.mark.to_string())].into_iter().collect();
+            let options = PutOptions { mode: PutMode::Create, attributes, ..Default::default() };
             let sent = self.store.put_opts(&self.path, payload.clone(), options);
             self.in_time(sent).await.map(drop)
         };
@@ -145,25 +154,22 @@ impl Upload {
             Err(error)
                 if error.kind() == io::ErrorKind::AlreadyExists
                     && tries.into_inner() > 1
-                    && self.has(&payload).await? => {}
+                    && self.is_there().await => {}
             done => done?,
         }
         self.sent.fetch_add(self.file.size(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Whether the object that is there has these bytes.
-    async fn has(&self, bytes: &PutPayload) -> io::Result<bool> {
+    /// Whether the object that is there was put by this upload.
+    async fn is_there(&self) -> bool {
         let get = || async {
-            let get = async {
-                let found = self.store.get(&self.path).await?;
-                let is_as_long = found.meta.size == bytes.content_length() as u64;
-                Ok(if is_as_long { Some(found.bytes().await?) } else { None })
-            };
-            self.in_time(get).await
+            let options = GetOptions { head: true, ..GetOptions::default() };
+            self.in_time(self.store.get_opts(&self.path, options)).await
         };
-        let found = retry(self.patience, get).await?;
-        Ok(found.is_some_and(|found| bytes.iter().flatten().eq(&found)))
+        let found = retry(self.patience, get).await;
+        let mark = AttributeValue::from(self.mark.to_string());
+        found.is_ok_and(|found| found.attributes.get(&MARK) == Some(&mark))
     }
 
     async fn put_parts(&self, id: MultipartId) -> io::Result<()> {

@@ -4,8 +4,8 @@ Python runs this at its start, by `_df11_start.pth`: so compressed models load w
 `import df11`. It imports nothing by itself, and costs some microseconds; `python -S` and other
 starts without site-packages leave it out.
 
-transformers.modeling_utils imports the list of transformers. df11 wraps a function of that module,
-so it must be there before the module runs.
+Two modules import such a list, and have functions that df11 wraps: so it must be there before they
+run.
 """
 
 import sys
@@ -13,6 +13,7 @@ import sys
 _NAMES = (
     "transformers.modeling_utils",
     "transformers.quantizers.auto",
+    "diffusers.loaders.single_file_model",
     "diffusers.quantizers.auto",
 )
 

@@ -377,27 +377,27 @@ fn tokens<const N: usize>(
     let words = segments.each_ref().map(|segment| segment.words);
     let (units, rest) = (count / UNIT, count % UNIT);
     for unit in 0..units {
-        for lane in 0..N {
-            let Buffers { firsts, tokens, .. } = &mut buffers[lane];
+        for own in 0..N {
+            let Buffers { firsts, tokens, .. } = &mut buffers[own];
             let firsts = &firsts.as_chunks::<UNIT>().0[unit % (CHUNK / UNIT)];
             let tokens = &mut tokens.as_chunks_mut::<UNIT>().0[unit % (CHUNK / UNIT)];
             for (at, (first, token)) in firsts.iter().zip(tokens).enumerate() {
-                *token = step(entries, *first, &mut states[lane][at % STATES]);
+                *token = step(entries, *first, &mut states[own][at % STATES]);
             }
-            let at = next[lane];
-            next[lane] += match words[lane].get(at..at + STATES).and_then(<[_]>::first_chunk) {
-                Some(words) => refill(&mut states[lane], words),
-                None => refill(&mut states[lane], &last_words(words[lane], at)),
+            let at = next[own];
+            next[own] += match words[own].get(at..at + STATES).and_then(<[_]>::first_chunk) {
+                Some(words) => refill(&mut states[own], words),
+                None => refill(&mut states[own], &last_words(words[own], at)),
             };
         }
     }
-    for lane in 0..if rest > 0 { N } else { 0 } {
-        let Buffers { firsts, tokens, .. } = &mut buffers[lane];
+    for own in 0..if rest > 0 { N } else { 0 } {
+        let Buffers { firsts, tokens, .. } = &mut buffers[own];
         let last = UNIT * units..count;
         for (at, (first, token)) in firsts[last.clone()].iter().zip(&mut tokens[last]).enumerate() {
-            *token = step(entries, *first, &mut states[lane][at % STATES]);
+            *token = step(entries, *first, &mut states[own][at % STATES]);
         }
-        next[lane] += refill(&mut states[lane], &last_words(words[lane], next[lane]));
+        next[own] += refill(&mut states[own], &last_words(words[own], next[own]));
     }
     for ((segment, states), word) in segments.iter_mut().zip(states).zip(next) {
         (segment.states, segment.word) = (states, word);

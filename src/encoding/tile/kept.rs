@@ -57,6 +57,8 @@ fn join_units<F: Float>(
     let seen = placed[..2 * tile.elements()].as_chunks::<2>().0;
     let seen = seen.iter().fold(0, |seen, &word| seen | u16::from_le_bytes(word));
     let kept_bytes = F::SPLIT.kept_bits() as usize;
+    let whole = F::SPLIT.plane_bytes(tile.elements() as u64) as usize;
+    assert!(plane.len() >= whole, "the plane has all weights of the tile");
     let tile = Tile { stride: tile.width, ..tile };
     let both = tile.places().zip(Tile { stride: pitch, ..tile }.places());
     if let Some((from, to)) = both {
