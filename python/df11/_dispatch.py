@@ -147,7 +147,7 @@ def _copy(self: Any, source: Any, non_blocking: bool = False) -> Any:
 @_handles(aten.zero_.default)
 def _zero(self: Any) -> Any:
     """Libraries clear loaded rows of padding, which are usually zero already."""
-    content = self.decode().contiguous().view(torch.uint8)
+    content = self.decode().flatten().contiguous().view(torch.uint8)
     return NotImplemented if content.any() else self
 
 
