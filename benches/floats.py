@@ -10,7 +10,8 @@ MODEL.safetensors is a file of a package with trained weights in F32 or F16. Its
 written to DIR, which should lie outside the repository, one file for each dtype: as they are, and
 rounded to F16, BF16 and FP8 (in blocks of 128 x 128, each scaled to the largest number of the
 dtype), and what was BF16 or F16 once more as F32. Each file is compressed by all in turn, in one
-run, and what df11 made is restored and compared. It prints the sizes as a table.
+run, and what df11 made is restored and compared. It prints the sizes as a table. `--keep` leaves the
+files of each dtype, for `df11 bench FILE`.
 """
 
 import argparse
@@ -96,6 +97,7 @@ def main() -> int:
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--most", type=float, default=1e9, help="MB of F32 weights")
+    parser.add_argument("--keep", action="store_true", help="leave the files of each dtype")
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,8 @@ def main() -> int:
         rates = [f"{len(data) / 1e6 / seconds:.0f}" for seconds in (pack, restore)]
         print(f"| {name} | {len(data) / 1e6:.1f} | " + " | ".join([*shares, *rates]) + " |")
         sys.stdout.flush()
-        path.unlink()
+        if not arguments.keep:
+            path.unlink()
     return 0
 
 
