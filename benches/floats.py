@@ -10,8 +10,8 @@ MODEL.safetensors is a file of a package with trained weights in F32 or F16. Its
 written to DIR, which should lie outside the repository, one file for each dtype: as they are, and
 rounded to F16, BF16 and FP8 (in blocks of 128 x 128, each scaled to the largest number of the
 dtype), and what was BF16 or F16 once more as F32. Each file is compressed by all in turn, in one
-run, and what df11 made is restored and compared. It prints the sizes as a table. `--keep` leaves the
-files of each dtype, for `df11 bench FILE`.
+run, and what df11 made is restored and compared. It prints the sizes as a table. `--keep` leaves
+the files of each dtype, for `df11 bench FILE`.
 """
 
 import argparse
