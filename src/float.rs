@@ -293,7 +293,7 @@ floats! {
 pub(crate) use with_float;
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// All words, or of 32 bits those of some mantissas; with the zero bits of a split.
@@ -308,7 +308,8 @@ mod tests {
         words.into_iter().map(|word| word >> split.zero_bits() << split.zero_bits()).collect()
     }
 
-    fn splits() -> impl Iterator<Item = FloatSplit> {
+    /// All splits: those of other floats, and BF16's.
+    pub(crate) fn splits() -> impl Iterator<Item = FloatSplit> {
         let all = SPLITS.iter().flat_map(|(_, splits)| splits.iter().copied());
         all.chain([FloatSplit::BF16])
     }

@@ -23,8 +23,10 @@ from . import _native
 from ._arrays import known_dtype_of
 
 PART = 8
-#: Kinds of BF16 matrices, the only ones by which kernels multiply.
+#: Kinds of BF16 matrices.
 STORED, FAST = 0, 1
+#: Kinds by which kernels multiply, and whose rows they gather.
+MULTIPLIED = STORED, FAST
 #: PyTorch's dtype of each kind.
 DTYPES = tuple(known_dtype_of("of a kind", name) for name in _native.KINDS)
 _TILES, _STRIPS = ("codebook", "records", "bits", "plane", "table"), ("strips", "entries")
@@ -237,8 +239,7 @@ def matrices(
 def product(arrays: Sequence[Tensor], parts: Sequence[int], index: int) -> _native.Linear | None:
     native = matrices(arrays, parts, index)
     able = _native.fits(index) and all(
-        part.kind in (STORED, FAST) and part.is_aligned
-        for part, _ in parts_with_arrays(arrays, parts)
+        part.kind in MULTIPLIED and part.is_aligned for part, _ in parts_with_arrays(arrays, parts)
     )
     return _native.Linear(native) if able else None
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from . import _native
 from ._matrices import (
-    FAST,
+    MULTIPLIED,
     PART,
     STORED,
     TABLE_BYTES,
@@ -483,7 +483,7 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
     if not indices.is_cuda:
         some, back = torch.unique(indices, return_inverse=True)
     out = _rows_of(some, arrays, parts)
-    if out.numel() and indices.is_cuda and any(kind > FAST for kind in parts[::PART]):
+    if out.numel() and indices.is_cuda and any(kind not in MULTIPLIED for kind in parts[::PART]):
         gather_decoded(some.reshape(-1), arrays, parts, out.view(-1, out.shape[-1]))
     elif out.numel():
         _gather_all(some.reshape(-1).contiguous(), arrays, parts, out.view(-1, out.shape[-1]))

@@ -31,7 +31,7 @@ from ._forwards import (
     rewritten,
     siblings_of,
 )
-from ._matrices import FAST, PART, STORED
+from ._matrices import MULTIPLIED, PART
 from ._modules import join
 from ._tensor import PLAIN, CompressedTensor, is_at_once
 
@@ -217,7 +217,7 @@ def _is_alike(weights: Sequence[Any]) -> bool:
     """Whether one product can take them. Streamed weights would be in memory together."""
     return all(
         type(one) is CompressedTensor
-        and one.flat_parts[0] in (STORED, FAST)
+        and one.flat_parts[0] in MULTIPLIED
         and one.is_matrix
         and not one.is_streamed
         and one.exact == weights[0].exact

@@ -54,12 +54,9 @@ pub(crate) fn split_of(kind: u64) -> Option<FloatSplit> {
     FloatSplit::of(dtype, zero_bits)
 }
 
-/// The kind of tiles whose weights are split like this.
-pub(crate) fn kind_of(split: FloatSplit) -> u64 {
-    let float = FLOATS
-        .iter()
-        .position(|&(dtype, zero_bits)| FloatSplit::of(dtype, zero_bits) == Some(split));
-    float.map_or(0, |float| float as u64 + FAST + 1)
+/// The kind of tiles whose weights are split like this; `None` for a split without a kind.
+pub(crate) fn kind_of(split: FloatSplit) -> Option<u64> {
+    (0..=FAST + FLOATS.len() as u64).find(|&kind| split_of(kind) == Some(split))
 }
 
 /// A matrix of some kind, and a window of it: eight numbers.

@@ -338,7 +338,7 @@ impl Tiles {
     fn of(tensor: &Tensor) -> df11::Result<Option<Self>> {
         let Some(tiles) = df11::hazmat::Tiles::of(&tensor.view())? else { return Ok(None) };
         let ((rows, columns), staged_bytes) = (tiles.shape(), tiles.staged_bytes()?);
-        let kind = matrix::kind_of(tiles.split());
+        let Some(kind) = matrix::kind_of(tiles.split()) else { return Ok(None) };
         Ok(Some(Self { tensor: tensor.clone(), rows, columns, staged_bytes, kind }))
     }
 

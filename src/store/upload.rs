@@ -37,7 +37,7 @@ use crate::{
 /// Bytes of a part, at least; a store takes up to [`MOST_PARTS`].
 const PART_BYTES: u64 = 16 << 20;
 const MOST_PARTS: u64 = 10_000;
-/// Of letters and digits alone, as Azure wants it.
+/// Names a small object's mark. Azure wants letters and digits alone.
 const MARK: Attribute = Attribute::Metadata(Cow::Borrowed("df11upload"));
 /// Parts of one object that are sent at once.
 const AT_ONCE: usize = 6;

@@ -171,16 +171,9 @@ pub(crate) fn cut(
 #[cfg(test)]
 mod tests {
     use super::{super::encode_floats, *};
-    use crate::Dtype;
+    use crate::float::tests::splits;
 
     const BF16: FloatSplit = FloatSplit::BF16;
-
-    /// All splits: BF16's, and those of other floats.
-    fn splits() -> impl Iterator<Item = FloatSplit> {
-        let dtypes = [Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::F16, Dtype::BF16, Dtype::F32];
-        let floats = dtypes.into_iter().flat_map(|dtype| FloatSplit::all_of(dtype).to_vec());
-        std::iter::once(BF16).chain(floats)
-    }
 
     fn weights(split: FloatSplit, rows: u64, columns: u64) -> Vec<u8> {
         // Mostly common exponents, some of all others.
