@@ -252,6 +252,8 @@ def test_a_gpu_compresses_by_itself(
     several: Both, options: dict[str, Any], residence: str, tmp_path: Path
 ) -> None:
     config = df11.Config(residence=residence)
+    if options.get("device_map") == "auto":
+        options = {**options, "max_memory": {0: "1GB"}}  # or else it uses all GPUs
     kind = transformers.AutoModelForCausalLM
     model = kind.from_pretrained(several[0], quantization_config=config, **options)
     report = check_packed(model, several, "cuda", tmp_path / "saved")

@@ -28,6 +28,7 @@ import df11
 import df11.torch
 from df11 import _plan
 from df11._encoding import LEAST_BYTES
+from df11._matrices import TABLE_BYTES
 from df11._tensor import CompressedTensor
 
 NAMES = ["e4m3", "e5m2", "f16", "f32", "f32-of-bf16", "f32-of-f16", "odd", "special"]
@@ -156,12 +157,13 @@ def whisper() -> Any:
 
 def run_whisper(model: Any) -> Any:
     generator = torch.Generator().manual_seed(6)
-    mel = torch.randn(2, 16, 128, generator=generator).to(model.dtype)
-    return model(input_features=mel, decoder_input_ids=prompt(2, 9)).logits
+    mel = torch.randn(2, 16, 128, generator=generator).to(model.device, model.dtype)
+    return model(input_features=mel, decoder_input_ids=prompt(2, 9).to(model.device)).logits
 
 
 def run_bert(model: Any) -> Any:
-    return model(prompt(), attention_mask=torch.ones(2, 37, dtype=torch.long)).last_hidden_state
+    tokens = prompt().to(model.device)
+    return model(tokens, attention_mask=torch.ones_like(tokens)).last_hidden_state
 
 
 #: A model, its weights, what it computes, and the largest share of memory that it may take.
@@ -206,6 +208,28 @@ def test_models_of_other_floats(pair: Any) -> None:
         before, device_map="cpu", quantization_config=df11.Config()
     )
     assert same(run(on_load), expected) and share(on_load, original) < most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"residence": "fast"}, {"streamed": True}])
+@torch.no_grad()
+def test_models_on_a_gpu(pair: Any, options: dict[str, Any]) -> None:
+    original, _, run, most, (before, after) = pair
+    kind = type(original)
+    original = kind.from_pretrained(before, device_map="cuda")
+    for folder in (after, before):
+        model = kind.from_pretrained(
+            folder, device_map="cuda", quantization_config=df11.Config(**options)
+        )
+        assert {value.dtype for value in model.parameters()} == {original.dtype}
+        assert all_matrices_are_compressed(model) and same_weights(model, original)
+        assert same(run(model), run(original))
+        report = df11.report(model, verify=True)
+        # Only BF16 has the fast layout.
+        expected = "streamed" if "streamed" in options else "stored"
+        assert {*report.residences.values()} == {expected, "ordinary"}
+        count = [*report.residences.values()].count(expected)
+        assert report.device_bytes < most * report.original_bytes + count * TABLE_BYTES
 
 
 def test_they_are_saved_byte_for_byte(pair: Any, tmp_path: Path) -> None:

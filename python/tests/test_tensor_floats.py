@@ -47,6 +47,7 @@ LARGE = [
     if WEIGHTS[name].numel() * DTYPES[kind].itemsize >= LEAST_BYTES
 ]
 MULTIPLIED = [kind for kind in CASTS if DTYPES[kind].itemsize > 1]
+GPU = torch.device("cuda", 0)
 _FOLDER = TemporaryDirectory()
 
 
@@ -192,6 +193,68 @@ def test_another_dtype_decodes_it(kind: int) -> None:
     with pytest.warns(UserWarning, match="converted to another dtype"):
         found = tensor.to(other)
     assert not isinstance(found, CompressedTensor) and same(found, expected.to(other))
+
+
+def on_gpu(kind: int, name: str, streamed: bool) -> CompressedTensor:
+    tensor = compressed(kind, name)
+    if not streamed:
+        return tensor.to(GPU)
+    arrays = [*(array.pin_memory() for array in tensor._arrays[:4]), tensor.to(GPU)._table0]
+    return CompressedTensor(arrays, tensor.parts, tensor.shape, exact=True, device=GPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("kind", "name"), LARGE)
+def test_it_decodes_on_a_gpu(kind: int, name: str, streamed: bool) -> None:
+    tensor, expected = on_gpu(kind, name, streamed), plain(kind, name)
+    assert tensor.is_cuda and tensor.is_streamed == streamed
+    assert same(tensor, expected.cuda())
+    rows = tensor.shape[0]
+    for begin, end in ((0, 1), (rows // 3, rows - 1), (32, rows)):
+        if begin < end <= rows:
+            assert same(tensor[begin:end], expected[begin:end].cuda())
+    assert same(tensor.to("cpu"), expected)
+    _native.check(0, torch.cuda.current_stream().cuda_stream)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("kind", MULTIPLIED)
+@torch.no_grad()
+def test_products_on_a_gpu(
+    name: str, kind: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given in ("X", "BIAS"):
+        value = getattr(test_tensor, given).to("cuda", DTYPES[kind])
+        monkeypatch.setattr(test_tensor, given, value)
+    for given in ("IDS", "OFFSETS"):
+        monkeypatch.setattr(test_tensor, given, getattr(test_tensor, given).cuda())
+    weight, function = PRODUCTS[name]
+    try:
+        expected = function(plain(kind, weight).cuda())
+    except RuntimeError:  # PyTorch multiplies groups of BF16 alone
+        assert name == "grouped"
+        with pytest.raises(RuntimeError):
+            function(on_gpu(kind, weight, streamed))
+        return
+    assert same(function(on_gpu(kind, weight, streamed)), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", MULTIPLIED)
+@torch.no_grad()
+def test_a_graph_of_a_gpu_decodes_it(kind: int) -> None:
+    tensor, x = on_gpu(kind, "q", False), torch.randn(5, 256).to("cuda", DTYPES[kind])
+    functional.linear(x, tensor)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = functional.linear(x, tensor)
+    for _ in range(2):
+        x.normal_()
+        graph.replay()
+        assert same(found, functional.linear(x, plain(kind, "q").cuda()))
 
 
 def test_parts_have_one_dtype() -> None:
