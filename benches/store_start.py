@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,16 @@ def linked(name: str, residence: str, device: str) -> Any:
 
 def one_way(way: str, folder: Path, device: str) -> None:
     """Loads and answers in this process; prints what it took."""
-    import df11  # noqa: F401
     import torch
-    import transformers.models.auto.modeling_auto  # noqa: F401
 
+    if way == WAYS[0]:
+        import accelerate  # noqa: F401
+        import runai_model_streamer  # noqa: F401
+    else:
+        import df11  # noqa: F401
+    kind = json.loads((folder / "config.json").read_bytes())["model_type"]
+    for library in (f"models.{kind}.modeling_{kind}", "quantizers.auto", "pipelines"):
+        import_module(f"transformers.{library}")
     is_on_gpu = device != "cpu"
     if is_on_gpu:
         torch.empty(1, device=device)
