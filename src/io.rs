@@ -39,6 +39,12 @@ pub trait ReadAt: Send + Sync {
         None
     }
 
+    /// Fetches all bytes to memory, by requests that run at once. None where a read waits for no
+    /// network.
+    fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
+        None
+    }
+
     /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of
     /// them are read, until the answer is dropped. None where a read waits for no network.
     fn read_ahead(&self, _ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {

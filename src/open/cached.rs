@@ -1,6 +1,6 @@
 //! Reading through the cache of chunks, and whole containers.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{cache::ChunkKey, shard::Shard};
 use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
@@ -49,22 +49,29 @@ impl Shard {
         parts
     }
 
-    /// All bytes of the container. Chunks are checked as far as there is a cache.
-    pub(super) fn read_whole(&self) -> Result<Vec<u8>> {
+    /// Brings all bytes to memory. Chunks are checked as far as there is a cache.
+    pub(super) fn bring_whole(mut self) -> Result<Self> {
         let length = self.file_length();
-        let _ahead = self.expect(&self.not_cached(vec![0..length]));
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(length as usize).map_err(|_| {
             let problem = format!("{} takes {length} bytes of memory", self.path().display());
             Error::parameter(problem, "fetch the container to a disk, and open it there")
         })?;
-        let chunks = if self.cache.is_some() { &self.chunks[..] } else { &[] };
-        for (index, chunk) in chunks.iter().enumerate() {
-            self.append_until(chunk.start, &mut bytes)?;
-            bytes.extend_from_slice(&self.brought_chunk(index)?);
-        }
-        self.append_until(length, &mut bytes)?;
-        Ok(bytes)
+        self.reader = if self.cache.is_none()
+            && let Some(whole) = self.reader.read_whole()
+        {
+            whole.map_err(|error| Error::io("reading", self.path(), error))?.into()
+        } else {
+            let _ahead = self.expect(&self.not_cached(vec![0..length]));
+            for (index, chunk) in self.chunks.iter().enumerate() {
+                self.append_until(chunk.start, &mut bytes)?;
+                bytes.extend_from_slice(&self.brought_chunk(index)?);
+            }
+            self.append_until(length, &mut bytes)?;
+            Arc::new(bytes)
+        };
+        (self.is_far, self.cache) = (false, None);
+        Ok(self)
     }
 
     /// Reads what follows the bytes that are here.

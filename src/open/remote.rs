@@ -9,6 +9,7 @@ use std::{
 use super::{
     cache::{Cache, CacheFolder},
     far_folder::FarFolder,
+    kept::KeptChunks,
     model::Model,
     opening::{Models, listed_components},
     options::OpenOptions,
@@ -94,8 +95,7 @@ impl OpenOptions {
         Ok(Model::new(shards, None)?.in_far_folder(FarFolder::new(place)))
     }
 
-    /// Opens some containers at once, since each waits for the network; whole ones come one after
-    /// the other.
+    /// Opens some containers at once, since each waits for the network.
     fn far_shards(&self, place: &Place, paths: &[&str]) -> Result<Vec<Shard>> {
         let (mut shards, kept) = (Vec::with_capacity(paths.len()), Arc::default());
         let cache = match &self.cache {
@@ -107,29 +107,32 @@ impl OpenOptions {
             let opened: Vec<Result<Shard>> = std::thread::scope(|scope| {
                 let threads: Vec<_> = some
                     .iter()
-                    .map(|path| scope.spawn(|| advised(self.far_shard(place, path))))
+                    .map(|path| {
+                        scope.spawn(|| advised(self.far_shard(place, path, &kept, cache.as_ref())))
+                    })
                     .collect();
                 threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
             });
             for shard in opened {
-                let mut shard = shard?;
-                shard.kept = Arc::clone(&kept);
-                shard.cache.clone_from(&cache);
-                // No length is believed before header and directory are right.
-                shards.push(if self.in_memory { advised(self.whole(&shard))? } else { shard });
+                shards.push(shard?);
             }
         }
         Ok(shards)
     }
 
-    fn far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
+    fn far_shard(
+        &self,
+        place: &Place,
+        path: &str,
+        kept: &Arc<KeptChunks>,
+        cache: Option<&Arc<Cache>>,
+    ) -> Result<Shard> {
         let name = PathBuf::from(place.name_of(path));
-        Shard::open(name, Box::new(place.object(path)?), self.checksums)
-    }
-
-    /// The same container in memory.
-    fn whole(&self, shard: &Shard) -> Result<Shard> {
-        Shard::open(shard.path().to_owned(), Box::new(shard.read_whole()?), self.checksums)
+        let mut shard = Shard::open(name, Box::new(place.object(path)?), self.checksums)?;
+        shard.kept = Arc::clone(kept);
+        shard.cache = cache.cloned();
+        // No length is believed before header and directory are right.
+        if self.in_memory { shard.bring_whole() } else { Ok(shard) }
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local

@@ -14,11 +14,12 @@ use std::{
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
 };
 
+use bytes::{Bytes, BytesMut};
 use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     batches::{QueuePiece, plan},
-    fetch::{ObjectSource, Version},
+    fetch::{ObjectSource, Version, ended_early},
     interrupt,
 };
 use crate::{error::io_remedied, parallel};
@@ -98,7 +99,7 @@ enum PieceBytes {
     #[default]
     Away,
     Coming,
-    Here(Arc<Vec<u8>>),
+    Here(Bytes),
     Failed(io::ErrorKind, String),
 }
 
@@ -139,7 +140,7 @@ impl AheadQueue {
                     return Some(Err(io_remedied(*kind, text)));
                 }
                 PieceBytes::Here(bytes) => {
-                    let bytes = Arc::clone(bytes);
+                    let bytes = bytes.clone();
                     drop(state);
                     let bytes = &bytes[(offset - range.start) as usize..];
                     let count = bytes.len().min(out.len());
@@ -208,12 +209,12 @@ struct ComingPiece {
 
 impl ComingPiece {
     /// Puts fetched bytes where they are waited for, if anybody still waits.
-    fn take(&self, found: io::Result<Vec<u8>>) {
+    fn take(&self, found: io::Result<BytesMut>) {
         let Some(ahead) = self.to.upgrade() else { return };
         let mut state = parallel::lock(&ahead.state);
         if matches!(state.bytes[self.index], PieceBytes::Coming) {
             state.bytes[self.index] = match found {
-                Ok(bytes) => PieceBytes::Here(Arc::new(bytes)),
+                Ok(bytes) => PieceBytes::Here(bytes.freeze()),
                 Err(error) => PieceBytes::Failed(error.kind(), error.to_string()),
             };
         }
@@ -224,10 +225,7 @@ impl ComingPiece {
 
 impl Drop for ComingPiece {
     fn drop(&mut self) {
-        self.take(Err(io_remedied(
-            io::ErrorKind::Other,
-            "the request ended early; open the container again",
-        )));
+        self.take(Err(ended_early()));
     }
 }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, mem, ops::Range};
 use crate::parallel;
 
 /// The longest piece: one request.
-const PIECE_BYTES: u64 = 16 << 20;
+pub(super) const PIECE_BYTES: u64 = 16 << 20;
 /// Bytes between two ranges that are fetched with them, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 

@@ -1,18 +1,22 @@
 //! Fetching one range: tries that go on where the last one broke off.
 
 use std::{
-    io,
+    io, mem,
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::BytesMut;
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
-use tokio::{sync::Semaphore, time};
+use tokio::{sync::Semaphore, task::JoinSet, time};
 
-use super::fault::{CHANGED, Fault};
-use crate::constants::MAX_SHARDS;
+use super::{
+    batches::PIECE_BYTES,
+    fault::{CHANGED, Fault},
+};
+use crate::{constants::MAX_SHARDS, error::io_remedied, parallel};
 
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
 const PROGRESS_BYTES: usize = 16 << 10;
@@ -67,16 +71,26 @@ impl ObjectSource {
         &self,
         range: Range<u64>,
         pinned: Option<&Version>,
-    ) -> io::Result<(Vec<u8>, Version)> {
-        let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
+    ) -> io::Result<(BytesMut, Version)> {
+        let mut bytes = BytesMut::with_capacity((range.end - range.start) as usize);
+        let version = self.fetch_into(range, pinned, &mut bytes).await?;
+        Ok((bytes, version))
+    }
+
+    /// The same, into `bytes`, which is empty and has room for the range.
+    async fn fetch_into(
+        &self,
+        range: Range<u64>,
+        pinned: Option<&Version>,
+        bytes: &mut BytesMut,
+    ) -> io::Result<Version> {
         let mut found = pinned.cloned();
         let mut failed = FailedTries::none(self.patience);
         loop {
             let before = bytes.len();
             let rest = range.start + before as u64..range.end;
-            let Err(fault) = self.try_fetch(rest, &mut found, &mut bytes).await else {
-                let version = found.expect("an answer has a version");
-                return Ok((bytes, version));
+            let Err(fault) = self.try_fetch(rest, &mut found, bytes).await else {
+                return Ok(found.expect("an answer has a version"));
             };
             if bytes.len() - before >= PROGRESS_BYTES {
                 failed = FailedTries::none(self.patience);
@@ -85,12 +99,40 @@ impl ObjectSource {
         }
     }
 
+    /// Fetches all of an object by many requests at once, each into its part of one allocation: a
+    /// copy by one thread would be slower than a fast network.
+    pub(super) async fn fetch_whole(self, version: Version) -> io::Result<BytesMut> {
+        let mut rest = BytesMut::with_capacity(version.size as usize);
+        let mut tasks = JoinSet::new();
+        for range in parallel::cut(0..version.size, PIECE_BYTES, 1) {
+            let next = rest.split_off((range.end - range.start) as usize);
+            let mut part = mem::replace(&mut rest, next);
+            let (source, version) = (self.clone(), version.clone());
+            tasks.spawn(async move {
+                source.fetch_into(range.clone(), Some(&version), &mut part).await?;
+                let is_whole = part.len() as u64 == range.end - range.start;
+                if is_whole { Ok((range.start, part)) } else { Err(ended_early()) }
+            });
+        }
+        let mut parts = Vec::with_capacity(tasks.len());
+        while let Some(done) = tasks.join_next().await {
+            parts.push(done.unwrap_or_else(|_| Err(ended_early()))?);
+        }
+        parts.sort_unstable_by_key(|(start, _)| *start);
+        // Parts that lie side by side are joined without a copy.
+        let whole = parts.into_iter().map(|(_, part)| part).reduce(|mut whole, part| {
+            whole.unsplit(part);
+            whole
+        });
+        Ok(whole.unwrap_or_default())
+    }
+
     /// One request. What it brought stays in `bytes`.
     async fn try_fetch(
         &self,
         range: Range<u64>,
         pinned: &mut Option<Version>,
-        bytes: &mut Vec<u8>,
+        bytes: &mut BytesMut,
     ) -> Result<(), Fault> {
         let _permit = self.requests.acquire().await;
         let options = GetOptions::new().with_range(Some(range.clone()));
@@ -112,7 +154,7 @@ impl ObjectSource {
         &self,
         answer: GetResult,
         length: usize,
-        bytes: &mut Vec<u8>,
+        bytes: &mut BytesMut,
     ) -> Result<(), Fault> {
         let end = bytes.len() + length;
         let taken = self.take_parts(answer, length, bytes).await;
@@ -123,7 +165,7 @@ impl ObjectSource {
         &self,
         answer: GetResult,
         length: usize,
-        bytes: &mut Vec<u8>,
+        bytes: &mut BytesMut,
     ) -> Result<(), Fault> {
         let start = bytes.len();
         let mut body = answer.into_stream();
@@ -156,17 +198,17 @@ impl ObjectSource {
     }
 
     /// All of an object that has at most `most` bytes, or the length of another.
-    pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Result<Vec<u8>, u64>> {
+    pub(super) async fn fetch_all(&self, most: u64) -> io::Result<Result<BytesMut, u64>> {
         retry(self.patience, || self.try_fetch_all(most)).await
     }
 
-    async fn try_fetch_all(&self, most: u64) -> Result<Result<Vec<u8>, u64>, Fault> {
+    async fn try_fetch_all(&self, most: u64) -> Result<Result<BytesMut, u64>, Fault> {
         let answer = self.in_time(self.store.get(&self.path)).await?.map_err(Fault::from)?;
         let length = answer.meta.size;
         if length > most {
             return Ok(Err(length));
         }
-        let mut bytes = Vec::new();
+        let mut bytes = BytesMut::new();
         self.take_body(answer, length as usize, &mut bytes).await?;
         Ok(Ok(bytes))
     }
@@ -228,6 +270,11 @@ impl FailedTries {
     }
 }
 
+/// The error of a request that was aborted, or brought too little.
+pub(super) fn ended_early() -> io::Error {
+    io_remedied(io::ErrorKind::Other, "the request ended early; open the container again")
+}
+
 fn wrong_length(than: &str) -> Fault {
     let text = format!("the server sent {than} bytes than it was asked for");
     Fault::passing(io::ErrorKind::UnexpectedEof, text)
@@ -259,15 +306,31 @@ mod tests {
     }
 
     /// What a body of four bytes gives.
-    fn taken(parts: &'static [Option<&'static [u8]>]) -> Result<Vec<u8>, Fault> {
-        let mut bytes = b"-".to_vec();
+    fn taken(parts: &'static [Option<&'static [u8]>]) -> Result<BytesMut, Fault> {
+        let mut bytes = BytesMut::from("-");
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(source().take_body(answer(parts), 4, &mut bytes)).map(|()| bytes)
     }
 
     #[test]
+    fn parts_of_a_whole_object_lie_in_one_allocation() {
+        let wanted: Vec<u8> = (0..2 * PIECE_BYTES as u32 + 99).map(|at| (at >> 3) as u8).collect();
+        let runtime = runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let source = source();
+        let put = |bytes: Vec<u8>| runtime.block_on(source.store.put(&source.path, bytes.into()));
+        put(wanted.clone()).unwrap();
+        let found = runtime.block_on(source.store.get(&source.path)).unwrap();
+        let version = Version::of(&found);
+        let fetch = || runtime.block_on(source.clone().fetch_whole(version.clone()));
+        let bytes = fetch().unwrap();
+        assert!(bytes == wanted && bytes.capacity() == wanted.len());
+        put(wanted[1..].to_vec()).unwrap();
+        assert!(fetch().unwrap_err().to_string().contains(CHANGED));
+    }
+
+    #[test]
     fn a_fault_after_the_last_byte_is_none() {
-        assert_eq!(taken(&[Some(b"ab"), Some(b"cd"), None]).unwrap(), b"-abcd");
+        assert_eq!(taken(&[Some(b"ab"), Some(b"cd"), None]).unwrap(), "-abcd");
         assert!(taken(&[Some(b"abc"), None]).is_err());
         assert!(taken(&[Some(b"abcd"), Some(b"e")]).is_err());
         assert!(taken(&[]).is_err());

@@ -11,12 +11,13 @@ use std::{
     },
 };
 
+use bytes::BytesMut;
 use object_store::path::Path;
 use tokio::runtime::Handle;
 
 use super::{
     ahead::{AheadQueue, Fetcher, Queues},
-    fetch::{ObjectSource, Version},
+    fetch::{ObjectSource, Version, ended_early},
     interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
@@ -28,7 +29,7 @@ const REQUEST_BYTES: u64 = 64 << 20;
 pub(crate) struct Object {
     source: ObjectSource,
     version: Version,
-    head: Vec<u8>,
+    head: BytesMut,
     handle: &'static Handle,
     /// Sockets do not outlive a fork.
     process: u32,
@@ -120,6 +121,13 @@ impl ReadAt for Object {
         Ok(())
     }
 
+    fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
+        let fetched = self.check_process().and_then(|()| {
+            wait(self.handle, self.source.clone().fetch_whole(self.version.clone()))
+        });
+        Some(fetched.map(|bytes| Box::new(bytes) as _))
+    }
+
     fn read_ahead(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         let plan = AheadQueue::new(self.fetcher(), ranges);
         let mut plans = parallel::lock(&self.plans);
@@ -152,7 +160,8 @@ pub(super) fn read_up_to(
 ) -> Result<std::result::Result<Vec<u8>, u64>> {
     let source = source.clone();
     let found = wait(runtime::handle()?, async move { source.fetch_all(most).await });
-    found.map_err(|error| Error::io("reading", name, error))
+    let found = found.map_err(|error| Error::io("reading", name, error))?;
+    Ok(found.map(Vec::from))
 }
 
 /// The path of an object in its store.
@@ -191,12 +200,7 @@ pub(super) fn wait_watched<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => {
                 check().inspect_err(|_| task.abort())?;
             }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(io_remedied(
-                    io::ErrorKind::Other,
-                    "the request ended early; open the container again",
-                ));
-            }
+            Err(RecvTimeoutError::Disconnected) => return Err(ended_early()),
         }
     }
 }

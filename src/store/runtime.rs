@@ -1,13 +1,14 @@
-//! The runtime on which requests run: two threads of each process that opens a store.
+//! The runtime on which requests run: some threads of each process that opens a store.
 
-use std::{process, sync::OnceLock};
+use std::{num::NonZero, ops::RangeInclusive, process, sync::OnceLock, thread};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::{Error, Result};
 
-/// Threads that wait for sockets, decrypt and copy.
-const THREADS: usize = 2;
+/// The fewest and the most threads that wait for sockets, decrypt and copy. A thread takes about
+/// 1 GB/s.
+const THREADS: RangeInclusive<usize> = 2..=8;
 
 /// A process and its runtime, and those of a process that was forked from it, as of
 /// [`pool`](crate::parallel::pool).
@@ -41,7 +42,11 @@ pub(super) fn handle() -> Result<&'static Handle> {
 
 fn start() -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(THREADS).thread_name("df11-store").enable_all();
+    let threads = thread::available_parallelism().map_or(*THREADS.start(), NonZero::get);
+    builder
+        .worker_threads(threads.clamp(*THREADS.start(), *THREADS.end()))
+        .thread_name("df11-store")
+        .enable_all();
     builder.build().map_err(|error| {
         let problem = format!("cannot start threads that fetch: {error}");
         Error::parameter(problem, "allow the process more threads")
