@@ -3,7 +3,7 @@
 use std::{ops::Range, sync::Arc};
 
 use super::{cache::ChunkKey, shard::Shard};
-use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel};
+use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel, store::too_large};
 
 /// Bytes that are copied at once of a container that goes to memory.
 const WHOLE_PART_BYTES: u64 = 8 << 20;
@@ -51,17 +51,14 @@ impl Shard {
 
     /// Brings all bytes to memory. Chunks are checked as far as there is a cache.
     pub(super) fn bring_whole(mut self) -> Result<Self> {
-        let length = self.file_length();
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(length as usize).map_err(|_| {
-            let problem = format!("{} takes {length} bytes of memory", self.path().display());
-            Error::parameter(problem, "fetch the container to a disk, and open it there")
-        })?;
+        let of_file = |error| Error::io("reading", self.path(), error);
         self.reader = if self.cache.is_none()
             && let Some(whole) = self.reader.read_whole()
         {
-            whole.map_err(|error| Error::io("reading", self.path(), error))?.into()
+            whole.map_err(of_file)?.into()
         } else {
+            let (length, mut bytes) = (self.file_length(), Vec::new());
+            bytes.try_reserve_exact(length as usize).map_err(|_| of_file(too_large(length)))?;
             let _ahead = self.expect(&self.not_cached(vec![0..length]));
             for (index, chunk) in self.chunks.iter().enumerate() {
                 self.append_until(chunk.start, &mut bytes)?;

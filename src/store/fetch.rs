@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet, time};
@@ -102,7 +102,10 @@ impl ObjectSource {
     /// Fetches all of an object by many requests at once, each into its part of one allocation: a
     /// copy by one thread would be slower than a fast network.
     pub(super) async fn fetch_whole(self, version: Version) -> io::Result<BytesMut> {
-        let mut rest = BytesMut::with_capacity(version.size as usize);
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(version.size as usize).map_err(|_| too_large(version.size))?;
+        // Only this way around an allocation may fail. It keeps its capacity.
+        let mut rest = BytesMut::from(Bytes::from(memory));
         let mut tasks = JoinSet::new();
         for range in parallel::cut(0..version.size, PIECE_BYTES, 1) {
             let next = rest.split_off((range.end - range.start) as usize);
@@ -268,6 +271,14 @@ impl FailedTries {
         self.pause = self.pause.saturating_mul(2);
         Ok(())
     }
+}
+
+/// The error of bytes for which memory does not suffice.
+pub(crate) fn too_large(bytes: u64) -> io::Error {
+    let problem = format!(
+        "it takes {bytes} bytes of memory; fetch the container to a disk, and open it there"
+    );
+    io_remedied(io::ErrorKind::OutOfMemory, problem)
 }
 
 /// The error of a request that was aborted, or brought too little.
