@@ -1,9 +1,11 @@
 //! Reading through the cache of chunks, and whole containers.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use super::{cache::ChunkKey, shard::Shard};
-use crate::{Error, Result, constants::CHECKSUM_CHUNK_BYTES, parallel, store::too_large};
+use crate::{
+    Error, Result, constants::CHECKSUM_CHUNK_BYTES, io::ReadAt, parallel, store::too_large,
+};
 
 /// Bytes that are copied at once of a container that goes to memory.
 const WHOLE_PART_BYTES: u64 = 8 << 20;
@@ -49,26 +51,23 @@ impl Shard {
         parts
     }
 
-    /// Brings all bytes to memory. Chunks are checked as far as there is a cache.
-    pub(super) fn bring_whole(mut self) -> Result<Self> {
+    /// All bytes of the container, in memory. Chunks are checked as far as there is a cache.
+    pub(super) fn read_whole(&self) -> Result<Box<dyn ReadAt>> {
         let of_file = |error| Error::io("reading", self.path(), error);
-        self.reader = if self.cache.is_none()
+        if self.cache.is_none()
             && let Some(whole) = self.reader.read_whole()
         {
-            whole.map_err(of_file)?.into()
-        } else {
-            let (length, mut bytes) = (self.file_length(), Vec::new());
-            bytes.try_reserve_exact(length as usize).map_err(|_| of_file(too_large(length)))?;
-            let _ahead = self.expect(&self.not_cached(vec![0..length]));
-            for (index, chunk) in self.chunks.iter().enumerate() {
-                self.append_until(chunk.start, &mut bytes)?;
-                bytes.extend_from_slice(&self.brought_chunk(index)?);
-            }
-            self.append_until(length, &mut bytes)?;
-            Arc::new(bytes)
-        };
-        (self.is_far, self.cache) = (false, None);
-        Ok(self)
+            return whole.map_err(of_file);
+        }
+        let (length, mut bytes) = (self.file_length(), Vec::new());
+        bytes.try_reserve_exact(length as usize).map_err(|_| of_file(too_large(length)))?;
+        let _ahead = self.expect(&self.not_cached(vec![0..length]));
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            self.append_until(chunk.start, &mut bytes)?;
+            bytes.extend_from_slice(&self.brought_chunk(index)?);
+        }
+        self.append_until(length, &mut bytes)?;
+        Ok(Box::new(bytes))
     }
 
     /// Reads what follows the bytes that are here.

@@ -128,11 +128,15 @@ impl OpenOptions {
         cache: Option<&Arc<Cache>>,
     ) -> Result<Shard> {
         let name = PathBuf::from(place.name_of(path));
-        let mut shard = Shard::open(name, Box::new(place.object(path)?), self.checksums)?;
+        let object = Box::new(place.object(path)?);
+        let mut shard = Shard::open(name.clone(), object, self.checksums)?;
         shard.kept = Arc::clone(kept);
         shard.cache = cache.cloned();
         // No length is believed before header and directory are right.
-        if self.in_memory { shard.bring_whole() } else { Ok(shard) }
+        if self.in_memory {
+            shard = Shard::open(name, shard.read_whole()?, self.checksums)?;
+        }
+        Ok(shard)
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local

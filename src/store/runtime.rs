@@ -6,8 +6,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::{Error, Result};
 
-/// The fewest and the most threads that wait for sockets, decrypt and copy. A thread takes about
-/// 1 GB/s.
+/// The fewest and the most threads that wait for sockets, decrypt and copy. A thread takes some
+/// 0.8 GB/s without TLS (benches/record/2026-11-28-loading.md).
 const THREADS: RangeInclusive<usize> = 2..=8;
 
 /// A process and its runtime, and those of a process that was forked from it, as of
