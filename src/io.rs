@@ -39,8 +39,12 @@ pub trait ReadAt: Send + Sync {
         None
     }
 
-    /// Fetches all bytes to memory, by requests that run at once. None where a read waits for no
-    /// network.
+    /// Fetches all [`size`](Self::size) bytes to memory, by requests that run at once. None where a
+    /// read waits for no network.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::OutOfMemory`], and those of reading.
+    #[doc(hidden)]
     fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
         None
     }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{cache::ChunkKey, shard::Shard};
 use crate::{
-    Error, Result, constants::CHECKSUM_CHUNK_BYTES, io::ReadAt, parallel, store::too_large,
+    Error, Result, constants::CHECKSUM_CHUNK_BYTES, io::ReadAt, parallel, store::memory_of,
 };
 
 /// Bytes that are copied at once of a container that goes to memory.
@@ -59,8 +59,8 @@ impl Shard {
         {
             return whole.map_err(of_file);
         }
-        let (length, mut bytes) = (self.file_length(), Vec::new());
-        bytes.try_reserve_exact(length as usize).map_err(|_| of_file(too_large(length)))?;
+        let length = self.file_length();
+        let mut bytes = memory_of(length).map_err(of_file)?;
         let _ahead = self.expect(&self.not_cached(vec![0..length]));
         for (index, chunk) in self.chunks.iter().enumerate() {
             self.append_until(chunk.start, &mut bytes)?;

@@ -9,7 +9,6 @@ use std::{
 use super::{
     cache::{Cache, CacheFolder},
     far_folder::FarFolder,
-    kept::KeptChunks,
     model::Model,
     opening::{Models, listed_components},
     options::OpenOptions,
@@ -22,7 +21,7 @@ use crate::{
     store::Place,
 };
 
-/// Containers of a place whose directories are read at once.
+/// Containers of a place that are opened at once.
 const OPENED_AT_ONCE: usize = 8;
 
 impl OpenOptions {
@@ -104,39 +103,33 @@ impl OpenOptions {
         };
         let cache = cache.map(Cache::open).transpose()?.map(Arc::new);
         for some in paths.chunks(OPENED_AT_ONCE) {
-            let opened: Vec<Result<Shard>> = std::thread::scope(|scope| {
-                let threads: Vec<_> = some
-                    .iter()
-                    .map(|path| {
-                        scope.spawn(|| advised(self.far_shard(place, path, &kept, cache.as_ref())))
-                    })
-                    .collect();
-                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-            });
-            for shard in opened {
-                shards.push(shard?);
+            let mut opened = at_once(some, |path| self.far_shard(place, path))?;
+            for shard in &mut opened {
+                shard.kept = Arc::clone(&kept);
+                shard.cache.clone_from(&cache);
+            }
+            // No length is believed before header and directory are right.
+            if self.in_memory {
+                // Chunks for a cache are read ahead in memory that containers share.
+                let count = if cache.is_some() { 1 } else { OPENED_AT_ONCE };
+                for some in opened.chunks(count) {
+                    shards.extend(at_once(some, |shard| self.whole(shard))?);
+                }
+            } else {
+                shards.extend(opened);
             }
         }
         Ok(shards)
     }
 
-    fn far_shard(
-        &self,
-        place: &Place,
-        path: &str,
-        kept: &Arc<KeptChunks>,
-        cache: Option<&Arc<Cache>>,
-    ) -> Result<Shard> {
+    fn far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
         let name = PathBuf::from(place.name_of(path));
-        let object = Box::new(place.object(path)?);
-        let mut shard = Shard::open(name.clone(), object, self.checksums)?;
-        shard.kept = Arc::clone(kept);
-        shard.cache = cache.cloned();
-        // No length is believed before header and directory are right.
-        if self.in_memory {
-            shard = Shard::open(name, shard.read_whole()?, self.checksums)?;
-        }
-        Ok(shard)
+        Shard::open(name, Box::new(place.object(path)?), self.checksums)
+    }
+
+    /// The same container in memory.
+    fn whole(&self, shard: &Shard) -> Result<Shard> {
+        Shard::open(shard.path().to_owned(), shard.read_whole()?, self.checksums)
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
@@ -160,6 +153,15 @@ impl OpenOptions {
             others.iter().try_for_each(|path| far.fetch_file(path, MAX_SIDE_BYTES, &into))
         })
     }
+}
+
+/// Opens each in a thread of its own. Waits for all of them.
+fn at_once<T: Sync>(some: &[T], open: impl Fn(&T) -> Result<Shard> + Sync) -> Result<Vec<Shard>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = some.iter().map(|each| scope.spawn(|| advised(open(each)))).collect();
+        let opened = threads.into_iter().map(|thread| thread.join().expect("no panic"));
+        opened.collect::<Vec<_>>().into_iter().collect()
+    })
 }
 
 /// The same, with advice for a container that is damaged.

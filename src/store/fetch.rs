@@ -12,10 +12,7 @@ use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet, time};
 
-use super::{
-    batches::PIECE_BYTES,
-    fault::{CHANGED, Fault},
-};
+use super::fault::{CHANGED, Fault};
 use crate::{constants::MAX_SHARDS, error::io_remedied, parallel};
 
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
@@ -99,15 +96,14 @@ impl ObjectSource {
         }
     }
 
-    /// Fetches all of an object by many requests at once, each into its part of one allocation: a
-    /// copy by one thread would be slower than a fast network.
-    pub(super) async fn fetch_whole(self, version: Version) -> io::Result<BytesMut> {
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(version.size as usize).map_err(|_| too_large(version.size))?;
-        // Only this way around an allocation may fail. It keeps its capacity.
-        let mut rest = BytesMut::from(Bytes::from(memory));
+    /// Fetches all of an object by many requests at once, each of at most `most` bytes and into its
+    /// part of one allocation. A copy to there by one thread would be slower than a fast network.
+    pub(super) async fn fetch_whole(self, version: Version, most: u64) -> io::Result<BytesMut> {
+        // By way of `Bytes` the empty vector becomes a `BytesMut` with its capacity.
+        let mut rest = BytesMut::from(Bytes::from(memory_of(version.size)?));
+        rest.reserve(version.size as usize);
         let mut tasks = JoinSet::new();
-        for range in parallel::cut(0..version.size, PIECE_BYTES, 1) {
+        for range in parallel::cut(0..version.size, most, 1) {
             let next = rest.split_off((range.end - range.start) as usize);
             let mut part = mem::replace(&mut rest, next);
             let (source, version) = (self.clone(), version.clone());
@@ -273,12 +269,19 @@ impl FailedTries {
     }
 }
 
-/// The error of bytes for which memory does not suffice.
-pub(crate) fn too_large(bytes: u64) -> io::Error {
-    let problem = format!(
-        "it takes {bytes} bytes of memory; fetch the container to a disk, and open it there"
-    );
-    io_remedied(io::ErrorKind::OutOfMemory, problem)
+/// An empty vector with room for so many bytes.
+///
+/// # Errors
+/// [`io::ErrorKind::OutOfMemory`].
+pub(crate) fn memory_of(bytes: u64) -> io::Result<Vec<u8>> {
+    let mut memory = Vec::new();
+    let room = usize::try_from(bytes).ok().and_then(|room| memory.try_reserve_exact(room).ok());
+    room.map(|()| memory).ok_or_else(|| {
+        let problem = format!(
+            "it takes {bytes} bytes of memory; fetch the container to a disk, and open it there"
+        );
+        io_remedied(io::ErrorKind::OutOfMemory, problem)
+    })
 }
 
 /// The error of a request that was aborted, or brought too little.
@@ -325,18 +328,24 @@ mod tests {
 
     #[test]
     fn parts_of_a_whole_object_lie_in_one_allocation() {
-        let wanted: Vec<u8> = (0..2 * PIECE_BYTES as u32 + 99).map(|at| (at >> 3) as u8).collect();
+        let source = ObjectSource { requests: Arc::new(Semaphore::new(8)), ..source() };
         let runtime = runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let source = source();
         let put = |bytes: Vec<u8>| runtime.block_on(source.store.put(&source.path, bytes.into()));
-        put(wanted.clone()).unwrap();
-        let found = runtime.block_on(source.store.get(&source.path)).unwrap();
-        let version = Version::of(&found);
-        let fetch = || runtime.block_on(source.clone().fetch_whole(version.clone()));
-        let bytes = fetch().unwrap();
-        assert!(bytes == wanted && bytes.capacity() == wanted.len());
-        put(wanted[1..].to_vec()).unwrap();
-        assert!(fetch().unwrap_err().to_string().contains(CHANGED));
+        let fetch =
+            |version: &Version| runtime.block_on(source.clone().fetch_whole(version.clone(), 1000));
+        for length in [0, 1, 999, 1000, 1001, 20_000, 20_001] {
+            let mut wanted = vec![0; length];
+            blake3::Hasher::new().finalize_xof().fill(&mut wanted);
+            put(wanted.clone()).unwrap();
+            let found = runtime.block_on(source.store.get(&source.path)).unwrap();
+            let version = Version::of(&found);
+            let bytes = fetch(&version).unwrap();
+            assert!(bytes == wanted && bytes.capacity() == length, "{length}");
+            put(vec![0; length]).unwrap();
+            assert!(length == 0 || fetch(&version).unwrap_err().to_string().contains(CHANGED));
+        }
+        let large = Version { size: i64::MAX as u64, etag: None, modified: None };
+        assert_eq!(fetch(&large).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

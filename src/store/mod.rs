@@ -22,7 +22,7 @@ mod place;
 mod runtime;
 mod upload;
 
-pub(crate) use fetch::{Patience, too_large};
+pub(crate) use fetch::{Patience, memory_of};
 pub(crate) use hub::Repository;
 pub use interrupt::end_waits_when;
 pub(crate) use object::Object;

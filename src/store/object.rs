@@ -17,6 +17,7 @@ use tokio::runtime::Handle;
 
 use super::{
     ahead::{AheadQueue, Fetcher, Queues},
+    batches::PIECE_BYTES,
     fetch::{ObjectSource, Version, ended_early},
     interrupt, runtime,
 };
@@ -123,7 +124,7 @@ impl ReadAt for Object {
 
     fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
         let fetched = self.check_process().and_then(|()| {
-            wait(self.handle, self.source.clone().fetch_whole(self.version.clone()))
+            wait(self.handle, self.source.clone().fetch_whole(self.version.clone(), PIECE_BYTES))
         });
         Some(fetched.map(|bytes| Box::new(bytes) as _))
     }

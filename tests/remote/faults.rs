@@ -1,14 +1,17 @@
 //! Faults of servers: each is repaired or an error that names the object and the remedy.
 
 use std::{
+    fs,
     sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
-use df11::{Error, OpenOptions};
+use df11::{Dtype, Error, OpenOptions};
 
 use crate::{
-    Fixture, patient,
+    Fixture,
+    container::{Item, Model},
+    patient,
     server::{Answer, Server},
 };
 
@@ -245,4 +248,50 @@ fn run(fixture: &Fixture, seed: u64) -> df11::Result<()> {
         assert!(found == near.slice(&ranges)?.decode::<u8>()?, "seed {seed}: {}", far.name());
     }
     Ok(())
+}
+
+/// A container that four requests bring to memory. Its directory comes without a fault.
+#[test]
+fn faults_of_whole_containers_give_no_wrong_byte() {
+    const PIECE: usize = 16 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.df11");
+    let mut data = vec![0; 3 * PIECE + 1000];
+    blake3::Hasher::new().finalize_xof().fill(&mut data);
+    let items = [Item::raw("w", Dtype::U8, &[data.len() as u64], data.clone())];
+    fs::write(&path, Model::new(&items, &[]).build()).unwrap();
+    let fixture = Fixture::of(folder, &path);
+    let faults = [
+        Answer::Right,
+        Answer::Cut(PIECE / 3),
+        Answer::Cut(0),
+        Answer::Length(-(8 << 20)),
+        Answer::Length(1000),
+        Answer::OtherRange,
+        Answer::Status(500),
+        Answer::Damaged(PIECE / 2),
+        Answer::Changed,
+    ];
+    let mut right = 0;
+    for (seed, &fault) in faults.iter().enumerate() {
+        // Each second request of the container's bytes fails, or all of them.
+        fixture.server.answer(move |request| {
+            let is_faulty = request.number > 1 && (request.number.is_multiple_of(2) || seed > 6);
+            if is_faulty { fault } else { Answer::Right }
+        });
+        fixture.server.requests();
+        let opened = patient().in_memory(true).open(fixture.url());
+        match opened.and_then(|model| model.tensor("w").unwrap().decode::<u8>()) {
+            Ok(found) => {
+                assert!(found == data, "{fault:?}");
+                right += 1;
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(&fixture.url()) && text.contains(';'), "{text}");
+                assert!(seed > 6, "{fault:?}: {text}");
+            }
+        }
+    }
+    assert_eq!(right, 7);
 }

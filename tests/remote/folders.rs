@@ -7,7 +7,11 @@ use df11::{
     hazmat::demo,
 };
 
-use crate::{files::files, patient, server::Server};
+use crate::{
+    files::files,
+    patient,
+    server::{Answer, Server},
+};
 
 /// A checkpoint of two shards with its side files, compressed, behind HTTP.
 fn served() -> (tempfile::TempDir, Server) {
@@ -31,6 +35,32 @@ fn a_folder_is_found_by_its_index_and_comes_back_whole() {
     let restored = folder.path().join("restored");
     decompress(&model, &restored, &DecompressOptions::new(), &()).unwrap();
     assert_eq!(files(&restored), files(&folder.path().join("model")));
+}
+
+#[test]
+fn a_folder_in_memory_needs_no_server() {
+    let (_folder, server) = served();
+    let model = patient().in_memory(true).open(server.url("hub/m")).unwrap();
+    server.answer(|_| Answer::Status(500));
+    assert_eq!(model.shards().len(), 2);
+    assert!(model.shards().iter().all(|shard| shard.mapping().is_some()));
+    for tensor in model.tensors() {
+        tensor.decode::<u8>().unwrap();
+    }
+}
+
+#[test]
+fn nothing_whole_is_fetched_if_a_directory_fails() {
+    let (_folder, server) = served();
+    server.answer(
+        |request| {
+            if request.path.contains("00002") { Answer::Status(403) } else { Answer::Right }
+        },
+    );
+    let text = patient().in_memory(true).open(server.url("hub/m")).unwrap_err().to_string();
+    assert!(text.contains("00002") && text.contains("access is denied"), "{text}");
+    // The head of a container, and its directory.
+    assert!(server.requests().len() <= 1 + 2 * 2);
 }
 
 #[test]
