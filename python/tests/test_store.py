@@ -318,19 +318,29 @@ def interrupted(
             run.kill()
 
 
-@pytest.mark.parametrize("requests", [0, 2, OPENING], ids=["index", "directory", "tensor"])
+@pytest.mark.parametrize(
+    ("requests", "options"),
+    [(0, {}), (2, {}), (OPENING, {}), (OPENING, {"in_memory": True})],
+    ids=["index", "directory", "tensor", "whole"],
+)
 def test_ctrl_c_ends_a_wait(
-    hub: Hub, folder: Path, tmp_path: Path, requests: int, monkeypatch: pytest.MonkeyPatch
+    hub: Hub,
+    folder: Path,
+    tmp_path: Path,
+    requests: int,
+    options: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At once, and the same process can read afterwards."""
-    script = """
-import signal, sys, df11
+    script = f"""
+import signal, sys
+from df11 import _native
 
 # A shell that runs tests in the background makes them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def read():
-    for tensor in df11.open(sys.argv[1]).values():
+    for tensor in _native.open(sys.argv[1], **{options}).tensors.values():
         tensor.decode_into(bytearray(tensor.nbytes))
 
 try:
