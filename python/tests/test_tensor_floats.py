@@ -18,7 +18,7 @@ from conftest import ROOT
 from test_tensor import IDS, PRODUCTS, VIEWS
 from torch import nn
 from torch.nn import functional
-from weights import WEIGHTS, container_of, same
+from weights import WEIGHTS, container_of, same, streamed
 
 import df11
 from df11 import _native, _ops
@@ -195,20 +195,17 @@ def test_another_dtype_decodes_it(kind: int) -> None:
     assert not isinstance(found, CompressedTensor) and same(found, expected.to(other))
 
 
-def on_gpu(kind: int, name: str, streamed: bool) -> CompressedTensor:
+def on_gpu(kind: int, name: str, is_streamed: bool) -> CompressedTensor:
     tensor = compressed(kind, name)
-    if not streamed:
-        return tensor.to(GPU)
-    arrays = [*(array.pin_memory() for array in tensor._arrays[:4]), tensor.to(GPU)._table0]
-    return CompressedTensor(arrays, tensor.parts, tensor.shape, exact=True, device=GPU)
+    return streamed(tensor, GPU) if is_streamed else tensor.to(GPU)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize(("kind", "name"), LARGE)
-def test_it_decodes_on_a_gpu(kind: int, name: str, streamed: bool) -> None:
-    tensor, expected = on_gpu(kind, name, streamed), plain(kind, name)
-    assert tensor.is_cuda and tensor.is_streamed == streamed
+def test_it_decodes_on_a_gpu(kind: int, name: str, is_streamed: bool) -> None:
+    tensor, expected = on_gpu(kind, name, is_streamed), plain(kind, name)
+    assert tensor.is_cuda and tensor.is_streamed == is_streamed
     assert same(tensor, expected.cuda())
     rows = tensor.shape[0]
     for begin, end in ((0, 1), (rows // 3, rows - 1), (32, rows)):
@@ -219,12 +216,12 @@ def test_it_decodes_on_a_gpu(kind: int, name: str, streamed: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("name", PRODUCTS)
 @pytest.mark.parametrize("kind", MULTIPLIED)
 @torch.no_grad()
 def test_products_on_a_gpu(
-    name: str, kind: int, streamed: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: int, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given in ("X", "BIAS"):
         value = getattr(test_tensor, given).to("cuda", DTYPES[kind])
@@ -237,9 +234,9 @@ def test_products_on_a_gpu(
     except RuntimeError:  # PyTorch multiplies groups of BF16 alone
         assert name == "grouped"
         with pytest.raises(RuntimeError):
-            function(on_gpu(kind, weight, streamed))
+            function(on_gpu(kind, weight, is_streamed))
         return
-    assert same(function(on_gpu(kind, weight, streamed)), expected)
+    assert same(function(on_gpu(kind, weight, is_streamed)), expected)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import test_tensor
 import torch
 from test_tensor import PRODUCTS, VIEWS, linear_of
 from torch.nn import functional
-from weights import WEIGHTS, compressed, container_of, normals, same
+from weights import WEIGHTS, compressed, container_of, normals, same, streamed
 
 import df11
 from df11 import _native, _ops, _workspaces
@@ -41,15 +41,10 @@ def fast_of(tensor: CompressedTensor) -> CompressedTensor:
 
 def on_gpu(name: str, form: str, exact: bool = True) -> CompressedTensor:
     tensor = compressed(name, exact)
+    if form == "streamed":
+        return streamed(tensor, GPU)
     moved = tensor.to(GPU)
-    if form == "stored":
-        return moved
-    if form == "fast":
-        return fast_of(moved)
-    arrays = [array.pin_memory() for array in tensor._arrays[:4]]
-    return CompressedTensor(
-        [*arrays, moved._table0], tensor.parts, tensor.shape, exact=exact, device=GPU
-    )
+    return fast_of(moved) if form == "fast" else moved
 
 
 def plain(name: str) -> torch.Tensor:

@@ -66,6 +66,13 @@ def compressed(name: str, exact: bool = True, of: Tensors | None = None) -> Comp
     return found.with_mode(exact)
 
 
+def streamed(tensor: CompressedTensor, device: torch.device) -> CompressedTensor:
+    """A tensor whose arrays a GPU reads from pinned memory of the host."""
+    pinned = [array.pin_memory() for array in tensor._arrays[:4]]
+    arrays = [*pinned, tensor.to(device)._table0]
+    return CompressedTensor(arrays, tensor.parts, tensor.shape, exact=tensor.exact, device=device)
+
+
 def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and bits."""
     found = found.decode() if isinstance(found, CompressedTensor) else found

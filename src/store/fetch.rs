@@ -96,8 +96,9 @@ impl ObjectSource {
         }
     }
 
-    /// Fetches all of an object by many requests at once, each of at most `most` bytes and into its
-    /// part of one allocation. A copy to there by one thread would be slower than a fast network.
+    /// Fetches all of an object by many requests at once, each of at most `most` bytes. Each fills
+    /// its own part of one allocation, since one thread that copied would be slower than a fast
+    /// network.
     pub(super) async fn fetch_whole(self, version: Version, most: u64) -> io::Result<BytesMut> {
         // By way of `Bytes` the empty vector becomes a `BytesMut` with its capacity.
         let mut rest = BytesMut::from(Bytes::from(memory_of(version.size)?));
@@ -269,7 +270,7 @@ impl FailedTries {
     }
 }
 
-/// An empty vector with room for so many bytes.
+/// An empty vector with room for this many bytes.
 ///
 /// # Errors
 /// [`io::ErrorKind::OutOfMemory`].
