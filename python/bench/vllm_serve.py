@@ -18,10 +18,15 @@ GiB. Either way one alone is measured while others wait.
 |---|---|
 | latency | milliseconds per output token with 1, 8 and 64 requests |
 | throughput | requests/s of 512 requests at once, 128 tokens in and 128 out |
-| tokens | of BF16 and exact: greedy tokens of 128 prompts, one request at a time |
+| tokens | greedy tokens of 128 prompts, with log-probabilities: one at a time, 64 at once |
 | profile | microseconds of each kernel, with 1 and 64 requests, at saturation, for prompts alone |
 
 A part that fails or runs out of time says so; earlier measurements count.
+
+A kind with `-invariant` at its end, such as `exact-fast-invariant`, runs with
+VLLM_BATCH_INVARIANT=1. Ratios are to `bf16`, of these kinds to `bf16-invariant`. Tokens of 64
+requests at once depend on how many requests a step takes together. An engine in a process of its
+own takes those that have come; with VLLM_ENABLE_V1_MULTIPROCESSING=0 all have come.
 
 Tokens are the same in two engines only if both add in the same order. By default inductor compiles
 the norms, and chooses how they add (the whole row at once, or in steps) by timing them, for each
@@ -60,8 +65,10 @@ KINDS: dict[str, dict[str, str] | None] = {
     "online": {"mode": "fused", "residence": "fast"},
 }
 PARTS = ("latency", "throughput", "tokens")
-#: Kinds whose tokens must be the same.
-SAME = ("bf16", "exact", "exact-fast")
+#: The end of kinds that are batch invariant.
+INVARIANT = "-invariant"
+#: Requests at once in the part "tokens".
+AT_ONCE = 64
 #: Lines of vLLM's log about a start.
 LOG = {
     "weights_gib": r"Model loading took ([\d.]+) GiB",
@@ -167,9 +174,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 class Phase:
     """A process of the benchmark, in a session of its own, that stops at stages until told on."""
 
-    def __init__(
-        self, options: argparse.Namespace, name: str, kind: str = "", **environment: str
-    ) -> None:
+    def __init__(self, options: argparse.Namespace, name: str, kind: str = "") -> None:
         self.options, self.kind, self.error = options, kind, ""
         title = "-".join(part for part in (options.geometry, name, kind) if part)
         self.log = options.out / f"{title}.txt"
@@ -178,7 +183,9 @@ class Phase:
         self.begin = time.monotonic()
         options.out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, __file__, *options.argv, "--phase", name]
-        told = {**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ, **environment}
+        told = {**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ}
+        if kind.endswith(INVARIANT):
+            told["VLLM_BATCH_INVARIANT"] = "1"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command + (["--kinds", kind] if kind else []),
@@ -246,12 +253,13 @@ class Phase:
 
 
 def table(rows: list[dict[str, Any]]) -> None:
-    base = next((row for row in rows if row["kind"] == "bf16"), {})
     for row in rows:
+        wanted = "bf16" + INVARIANT * row["kind"].endswith(INVARIANT)
+        base = next((each for each in rows if each["kind"] == wanted), {})
         cells = [row["kind"].ljust(8)]
-        if "tokens" in row and "tokens" in base:
-            same = sum(a == b for a, b in zip(row["tokens"], base["tokens"], strict=True))
-            cells.append(f"same {same}/{len(row['tokens'])}")
+        if "alone" in row and "alone" in base:
+            cells += [f"{part} {same(row[part], base[part])}" for part in ("alone", "at_once")]
+            cells.append(f"alone and at once {same(row['alone'], row['at_once'])}")
         for batch, value in row.get("latency_ms", {}).items():
             other = base.get("latency_ms", {}).get(batch)
             cells.append(f"b{batch} {value:.2f} ms" + (f" ({value / other:.2f})" if other else ""))
@@ -262,6 +270,13 @@ def table(rows: list[dict[str, Any]]) -> None:
         cells += [f"{name} {row[name]:g}" for name in LOG if name in row]
         cells.append(row.get("error", ""))
         print("  ".join(cells), flush=True)
+
+
+def same(some: list[Any], others: list[Any]) -> str:
+    """How many prompts have the same tokens, and how many the same log-probabilities too."""
+    pairs = list(zip(some, others, strict=True))
+    tokens = sum(one[0] == other[0] for one, other in pairs)
+    return f"{tokens} and {sum(one == other for one, other in pairs)}/{len(pairs)}"
 
 
 # ---- the model ----
@@ -307,8 +322,9 @@ def serve(options: argparse.Namespace) -> None:
 
     stage("imported")
     kind = options.kinds[0]
-    bf16, compressed = folders(options)
     traces = options.out.resolve() / "traces" / kind
+    kind = kind.removesuffix(INVARIANT)
+    bf16, compressed = folders(options)
     begin = time.perf_counter()
     llm = LLM(
         str(bf16 if kind in ("bf16", "online") else compressed),
@@ -324,8 +340,6 @@ def serve(options: argparse.Namespace) -> None:
     engine.generate(1, 16, 4)
     stage("ready")
     for part in options.parts:
-        if part == "tokens" and kind not in SAME:
-            continue
         try:
             tell(getattr(engine, part)(options))
         except Exception as error:
@@ -384,43 +398,51 @@ class Engine:
     def __init__(self, llm: Any, vocabulary: int, traces: Path) -> None:
         self.llm, self.vocabulary, self.traces = llm, vocabulary, traces
 
-    def generate(
-        self, requests: int, inputs: int, outputs: int, seed: int = 0
-    ) -> tuple[float, list[list[int]]]:
-        """Seconds, and greedy tokens of each request."""
-        from vllm import SamplingParams
-
+    def prompts(self, requests: int, inputs: int, seed: int = 0) -> list[dict[str, list[int]]]:
         generator = torch.Generator().manual_seed(1000 * requests + seed)
         size = (requests, inputs)
         ids = torch.randint(2, self.vocabulary, size, generator=generator).tolist()
+        return [{"prompt_token_ids": row} for row in ids]
+
+    def answers(self, prompts: list[Any], outputs: int, logprobs: int | None = None) -> list[Any]:
+        from vllm import SamplingParams
+
         sampling = SamplingParams(
-            temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False
+            temperature=0, max_tokens=outputs, ignore_eos=True, detokenize=False, logprobs=logprobs
         )
+        found = self.llm.generate(prompts, sampling, use_tqdm=False)
+        return [answer.outputs[0] for answer in found]
+
+    def generate(self, requests: int, inputs: int, outputs: int, seed: int = 0) -> float:
+        """Seconds."""
+        prompts = self.prompts(requests, inputs, seed)
         begin = time.perf_counter()
-        prompts = [{"prompt_token_ids": row} for row in ids]
-        answers = self.llm.generate(prompts, sampling, use_tqdm=False)
-        seconds = time.perf_counter() - begin
-        return seconds, [list(answer.outputs[0].token_ids) for answer in answers]
+        self.answers(prompts, outputs)
+        return time.perf_counter() - begin
 
     def latency(self, options: argparse.Namespace) -> dict[str, Any]:
         """Milliseconds per output token after the first ones: the best of some rounds."""
         found, steps = {}, 128
         for batch in options.batches:
             self.generate(batch, 128, 2)
-            first = min(self.generate(batch, 128, 1)[0] for _ in range(options.rounds))
-            whole = min(self.generate(batch, 128, 1 + steps)[0] for _ in range(options.rounds))
+            first = min(self.generate(batch, 128, 1) for _ in range(options.rounds))
+            whole = min(self.generate(batch, 128, 1 + steps) for _ in range(options.rounds))
             found[str(batch)] = round(1000 * (whole - first) / steps, 4)
             tell({"latency_ms": found})
         return {"latency_ms": found}
 
     def throughput(self, options: argparse.Namespace) -> dict[str, Any]:
         self.generate(options.requests, 128, 8, 1)
-        seconds, _ = self.generate(options.requests, 128, 128, 2)
+        seconds = self.generate(options.requests, 128, 128, 2)
         return {"requests_s": options.requests / seconds}
 
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
-        seeds = range(options.prompts)
-        return {"tokens": [self.generate(1, 32, 12, seed)[1][0] for seed in seeds]}
+        """Of each prompt, the tokens and the log-probability of each."""
+        prompts = self.prompts(options.prompts, 32)
+        groups = [prompts[at : at + AT_ONCE] for at in range(0, len(prompts), AT_ONCE)]
+        alone = [self.answers([prompt], 12, logprobs=1)[0] for prompt in prompts]
+        at_once = [answer for group in groups for answer in self.answers(group, 12, logprobs=1)]
+        return {"alone": logged(alone), "at_once": logged(at_once)}
 
     def profile(self, options: argparse.Namespace) -> dict[str, Any]:
         """For some kinds of steps, the kernels that take most: launches, and microseconds each."""
@@ -439,6 +461,19 @@ class Engine:
             self.llm.stop_profile()
             found[window] = kernels(sorted(set(self.traces.glob("**/*.gz")) - before))
         return {"profile": found}
+
+
+def logged(answers: list[Any]) -> list[Any]:
+    return [
+        [
+            list(answer.token_ids),
+            [
+                at[token].logprob
+                for token, at in zip(answer.token_ids, answer.logprobs, strict=True)
+            ],
+        ]
+        for answer in answers
+    ]
 
 
 def kernels(traces: list[Path]) -> dict[str, Any]:

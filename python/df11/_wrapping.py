@@ -46,6 +46,7 @@ transformers.modeling_utils:_get_resolved_checkpoint_files
 transformers.utils.hub:cached_files
 
 vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai
+vllm.config:VllmConfig._uses_breakable_cudagraph_for_batch_invariance
 vllm.v1.worker.gpu_worker:Worker.compute_weight_checksums
 vllm.v1.worker.gpu_worker:Worker.reset_weights
 """

@@ -13,15 +13,18 @@ from typing import Any
 import models
 import pytest
 import torch
+import transformers
 from damage import damage
 from hub import Hub, Repository
 from safetensors.torch import load_file, save_file
 from torch._inductor import config as inductor
-from vllm.config import KernelConfig, VllmConfig
+from vllm.config import KernelConfig, ModelConfig, ParallelConfig, VllmConfig
 from vllm.config.load import LoadConfig
 from vllm.config.lora import LoRAConfig
 from vllm.config.offload import OffloadConfig, UVAOffloadConfig
 from vllm.model_executor.layers import utils
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from weights import compressed
 
 from df11._matrices import shape_of
@@ -311,6 +314,35 @@ def test_what_cannot_work_is_refused_before_loading(monkeypatch: pytest.MonkeyPa
     config.choose({"mode": "fused"})
     with pytest.raises(ValueError, match=r'add --model-loader-extra-config .*"exact"'):
         _loader._refuse(VllmConfig(), config)
+
+
+def test_batch_invariance_runs_as_for_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not compile BF16 models of some shapes then, and compiled code rounds otherwise."""
+    name = "_uses_breakable_cudagraph_for_batch_invariance"
+    if not hasattr(VllmConfig, name):
+        pytest.skip("this vLLM has one way to run them")
+    register()
+    configs: dict[tuple[int, str | None], ModelConfig] = {}
+    for hidden in (2048, 2176):
+        geometry = {"hidden_size": hidden, "intermediate_size": 6144, "head_dim": 128}
+        geometry |= {"num_attention_heads": 16, "num_key_value_heads": 8}
+        for method in (None, "df11"):
+            config = transformers.LlamaConfig(**geometry, architectures=["LlamaForCausalLM"])
+            if method:
+                config.quantization_config = {"quant_method": method}
+            config.save_pretrained(folder := tmp_path / f"{hidden}-{method}")
+            options = {"skip_tokenizer_init": True, "dtype": "bfloat16"}
+            configs[hidden, method] = ModelConfig(str(folder), **options)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    capability = staticmethod(lambda device=0: DeviceCapability(9, 0))
+    monkeypatch.setattr(type(current_platform), "get_device_capability", capability)
+    found = []
+    for (_, method), model in configs.items():
+        asked = SimpleNamespace(model_config=model, parallel_config=ParallelConfig())
+        found.append(getattr(VllmConfig, name)(asked))
+        assert model.quantization == method
+    assert found == [True, True, False, False]
 
 
 def test_products_of_other_libraries_are_refused() -> None:

@@ -19,11 +19,12 @@ def register() -> None:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from ._config import NAME, Df11Config
+    from ._config import NAME, Df11Config, wrap_graphs
     from ._files import wrap_pulling
     from ._loader import register_loader
 
     register_quantization_config(NAME)(Df11Config)
     register_loader()
     wrap_pulling()
+    wrap_graphs()
     _registered = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +15,31 @@ from vllm.model_executor.layers.quantization.base_config import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
+from .._wrapping import wrap_listed
 from ._layers import Df11EmbeddingMethod, Df11LinearMethod, Options
 
 NAME = "df11"
+
+
+def wrap_graphs() -> None:
+    """Makes vLLM run a compressed model with `VLLM_BATCH_INVARIANT` as it runs the BF16 model:
+    compiled, or in breakable CUDA graphs without compilation. By itself it compiles all models that
+    have a quantization method, and compiled code rounds otherwise. Does nothing if a release has
+    one way to run them.
+    """
+    place = "vllm.config:VllmConfig._uses_breakable_cudagraph_for_batch_invariance"
+    wrap_listed({place: _as_bf16})
+
+
+def _as_bf16(call: Callable[[], bool], arguments: dict[str, Any]) -> bool:
+    model = arguments["self"].model_config
+    if model is None or model.quantization != NAME:
+        return call()
+    model.quantization = None
+    try:
+        return call()
+    finally:
+        model.quantization = NAME
 
 
 class Df11Config(Options, QuantizationConfig):
