@@ -18,7 +18,7 @@ import builtins
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from copy import deepcopy
-from functools import partial
+from functools import lru_cache, partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -227,8 +227,7 @@ class _Reader:
         return name if name in self.function.__code__.co_varnames else None
 
     def is_stored(self, name: str) -> bool:
-        names = (node for node in ast.walk(self.definition) if isinstance(node, ast.Name))
-        return any(node.id == name and not isinstance(node.ctx, ast.Load) for node in names)
+        return name in _stored_in(self.definition)
 
     def _is_pure_between(self, block: list[ast.stmt], first: _Call, last: _Call) -> bool:
         fixed = {first.x, self.this}
@@ -255,9 +254,7 @@ class _Reader:
         """Notes what a statement assigns to names. A name that may be anything stays so."""
         value = statement.value if isinstance(statement, ast.Assign) else None
         known = self.values if value is not None and self._is_value(value) else self.others
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                known.add(node.id)
+        known |= _stored_in(statement)
 
     def _is_value(self, node: ast.AST) -> bool:
         """Whether it is a tensor, a number, or a tuple of these, which pure calls do not change."""
@@ -363,8 +360,14 @@ class _Reader:
             return None if outer is None else getattr(outer, node.attr, None)
         if not isinstance(node, ast.Name) or node.id in self._locals():
             return None
-        scope = {**vars(builtins), **self.function.__globals__}
-        return scope.get(node.id)
+        return self.function.__globals__.get(node.id, vars(builtins).get(node.id))
+
+
+@lru_cache(maxsize=1 << 12)
+def _stored_in(node: ast.AST) -> frozenset[str]:
+    """The names that a part of a source writes to or deletes."""
+    names = (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return frozenset(each.id for each in names if not isinstance(each.ctx, ast.Load))
 
 
 def _is_pure_function(function: Any, count: int = 1) -> bool:
