@@ -269,11 +269,7 @@ impl Exponents {
                 let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0;
                 for (group, run) in runs.iter_mut().enumerate() {
                     let at = each * (at + half * places.pair / 2 + group * places.group);
-                    // One flat loop, which the compiler turns into vector instructions.
-                    let weights = weights[at..at + each * RUN].chunks_exact(each);
-                    for (exponent, weight) in run.iter_mut().zip(weights) {
-                        *exponent = F::SPLIT.exponent(F::word(weight));
-                    }
+                    F::exponents(&weights[at..at + each * RUN], run);
                 }
             }
         }
@@ -305,8 +301,8 @@ impl Exponents {
         tile.units().for_each(|(lane, unit)| {
             let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
             let each = F::SPLIT.bytes();
-            let weights = F::load(&weights[each * unit.at..each * (unit.at + unit.count)]);
-            *exponents = weights.map(|weight| F::SPLIT.exponent(weight));
+            let weights = &weights[each * unit.at..each * (unit.at + unit.count)];
+            F::exponents(weights, &mut exponents[..unit.count]);
             if unit.count % 2 == 1 {
                 exponents[unit.count] = exponents[unit.count - 1];
             }

@@ -20,14 +20,16 @@ pub(super) fn pack<F: Float>(tile: Tile, weights: &[u8], mut plane: &mut [u8]) {
         for (at, plane) in places.iter().zip(plane.chunks_exact_mut(STEP_UNITS * bytes)) {
             for (unit, own) in plane.chunks_exact_mut(bytes).enumerate() {
                 let at = each * (at + places.unit(unit));
-                let packed = F::pack(F::load(&weights[at..at + each * UNIT]));
-                own.copy_from_slice(&packed[..bytes]);
+                F::pack(&weights[at..at + each * UNIT], own);
             }
         }
         return;
     }
     tile.units().for_each(|(_, unit)| {
-        let packed = F::pack(F::load(&weights[each * unit.at..each * (unit.at + unit.count)]));
+        let weights = &weights[each * unit.at..each * (unit.at + unit.count)];
+        let (mut whole, mut packed) = ([0; MAX_UNIT_BYTES], [0; MAX_KEPT_BYTES]);
+        whole[..weights.len()].copy_from_slice(weights);
+        F::pack(&whole[..each * UNIT], &mut packed);
         let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
         let own = plane.split_off_mut(..bytes).expect("the plane has room for a tile");
         own.copy_from_slice(&packed[..bytes]);
@@ -67,32 +69,25 @@ fn join_units<F: Float>(
             for (unit, kept) in plane.chunks_exact(kept_bytes).enumerate() {
                 let placed = placed[2 * (first + from.unit(unit))..].first_chunk();
                 let placed = placed.expect("a unit's exponents");
-                let joined = join_unit::<F>(placed, kept);
                 let at = each * (first_out + to.unit(unit));
-                out[at..at + each * UNIT].copy_from_slice(&joined[..each * UNIT]);
+                F::join(placed, kept, &mut out[at..at + each * UNIT]);
             }
         }
     } else {
         tile.units().for_each(|(_, unit)| {
             let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
             let (mut kept, mut whole) = ([0; MAX_KEPT_BYTES], [0; 2 * UNIT]);
+            let mut joined = [0; MAX_UNIT_BYTES];
             kept[..bytes].copy_from_slice(plane.split_off(..bytes).unwrap_or_default());
             let placed = &placed[2 * unit.at..2 * (unit.at + unit.count)];
             whole[..placed.len()].copy_from_slice(placed);
-            let joined = join_unit::<F>(&whole, &kept[..kept_bytes]);
+            F::join(&whole, &kept[..kept_bytes], &mut joined[..each * UNIT]);
             let at = each * (unit.row * pitch + unit.column);
             let out = &mut out[at..at + each * unit.count];
             out.copy_from_slice(&joined[..out.len()]);
         });
     }
     u32::from(bf16::exponent(seen)) >> F::SPLIT.exponent_bits() == 0
-}
-
-#[inline]
-fn join_unit<F: Float>(placed: &[u8; 2 * UNIT], kept: &[u8]) -> [u8; MAX_UNIT_BYTES] {
-    let placed = placed.as_chunks::<2>().0;
-    let exponents = std::array::from_fn(|at| bf16::exponent(u16::from_le_bytes(placed[at])));
-    F::join(exponents, kept)
 }
 
 /// Whether the bits after the last weight of a unit are zero, in the plane of a tile.
