@@ -68,7 +68,7 @@ impl PairHistogram {
     fn add_units<F: Float>(&mut self, weights: &[u8]) {
         let [first, second] =
             self.tables.each_mut().map(|table| table.first_chunk_mut().expect("as many pairs"));
-        let mut tables: [&mut [u64; PAIRS]; TABLES] = [first, second];
+        let tables: [&mut [u64; PAIRS]; TABLES] = [first, second];
         let (each, mut set, mut seen) = (F::SPLIT.bytes(), 0, 0);
         let mut units = weights.chunks_exact(UNIT * each);
         for unit in &mut units {

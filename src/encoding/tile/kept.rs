@@ -6,35 +6,11 @@
 //! ```
 //! Exponents come as those of BF16 do: placed in words of 16 bits, of a tile row by row.
 
-use super::geometry::{STEP_UNITS, Tile, UNIT};
+use super::geometry::{GROUP_UNITS, LANES, ROW_LANES, RUN, Tile, UNIT};
 use crate::{
     bf16,
     float::{Float, FloatSplit, MAX_KEPT_BYTES, MAX_UNIT_BYTES, with_float},
 };
-
-/// Packs the kept bits of a tile's weights.
-pub(super) fn pack<F: Float>(tile: Tile, weights: &[u8], mut plane: &mut [u8]) {
-    let each = F::SPLIT.bytes();
-    if let Some(places) = tile.places() {
-        let bytes = F::SPLIT.kept_bits() as usize;
-        for (at, plane) in places.iter().zip(plane.chunks_exact_mut(STEP_UNITS * bytes)) {
-            for (unit, own) in plane.chunks_exact_mut(bytes).enumerate() {
-                let at = each * (at + places.unit(unit));
-                F::pack(&weights[at..at + each * UNIT], own);
-            }
-        }
-        return;
-    }
-    tile.units().for_each(|(_, unit)| {
-        let weights = &weights[each * unit.at..each * (unit.at + unit.count)];
-        let (mut whole, mut packed) = ([0; MAX_UNIT_BYTES], [0; MAX_KEPT_BYTES]);
-        whole[..weights.len()].copy_from_slice(weights);
-        F::pack(&whole[..each * UNIT], &mut packed);
-        let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
-        let own = plane.split_off_mut(..bytes).expect("the plane has room for a tile");
-        own.copy_from_slice(&packed[..bytes]);
-    });
-}
 
 /// Joins the placed exponents of a tile, whose rows follow each other, with their kept bits:
 /// weights to `out`, whose rows are this many weights apart. Returns whether all exponents are
@@ -64,13 +40,18 @@ fn join_units<F: Float>(
     let tile = Tile { stride: tile.width, ..tile };
     let both = tile.places().zip(Tile { stride: pitch, ..tile }.places());
     if let Some((from, to)) = both {
-        let steps = from.iter().zip(to.iter()).zip(plane.chunks_exact(STEP_UNITS * kept_bytes));
-        for ((first, first_out), plane) in steps {
-            for (unit, kept) in plane.chunks_exact(kept_bytes).enumerate() {
-                let placed = placed[2 * (first + from.unit(unit))..].first_chunk();
-                let placed = placed.expect("a unit's exponents");
-                let at = each * (first_out + to.unit(unit));
-                F::join(placed, kept, &mut out[at..at + each * UNIT]);
+        let planes = plane.chunks_exact(GROUP_UNITS * kept_bytes);
+        let steps = from.iter().zip(to.iter());
+        let groups = steps.flat_map(|step| (0..LANES / ROW_LANES).map(move |group| (step, group)));
+        for (((first, first_out), group), plane) in groups.zip(planes) {
+            for half in 0..2 {
+                let at = 2 * (first + from.run(group, half));
+                let placed = placed[at..at + 2 * RUN].as_chunks().0.iter();
+                let at = each * (first_out + to.run(group, half));
+                let units = out[at..at + each * RUN].chunks_exact_mut(each * UNIT);
+                for (lane, (placed, unit)) in placed.zip(units).enumerate() {
+                    F::join(placed, &plane[kept_bytes * (2 * lane + half)..][..kept_bytes], unit);
+                }
             }
         }
     } else {
