@@ -319,6 +319,14 @@ impl Exponents {
     }
 }
 
+/// The bits of a unit's pairs and how many they are, if they fit into a piece.
+#[inline]
+fn joined([a, b, c, d]: [u64; 4]) -> (u64, usize) {
+    let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
+    let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
+    (first | second << ((a + b) % 64), codebook::length(a + b + c + d))
+}
+
 /// The bits of one lane, from bit 0 on; after them stands anything.
 struct LaneBuffer {
     bytes: [u8; MAX_LANE_BITS / 8 + 2 * End::SLACK],
@@ -335,17 +343,21 @@ impl LaneBuffer {
     /// longer than a piece, pair by pair.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
-        for unit in exponents.whole(lane) {
-            let entries = table.unit(unit);
-            let length = codebook::length(entries.iter().sum());
-            if length > PUSH_BITS {
-                end = self.push_pairs(end, &entries)?;
+        let mut units = exponents.whole(lane).map(|unit| table.unit(unit));
+        while let Some(entries) = units.next() {
+            let other = units.next().unwrap_or_default();
+            let [(bits, length), (more, more_length)] = [entries, other].map(joined);
+            if length + more_length <= PUSH_BITS {
+                end.push(&mut self.bytes, bits | more << length, length + more_length)?;
                 continue;
             }
-            let [a, b, c, d] = entries;
-            let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
-            let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
-            end.push(&mut self.bytes, first | second << ((a + b) % 64), length)?;
+            for (entries, (bits, length)) in [(entries, (bits, length)), (other, (more, more_length))] {
+                if length <= PUSH_BITS {
+                    end.push(&mut self.bytes, bits, length)?;
+                } else {
+                    end = self.push_pairs(end, &entries)?;
+                }
+            }
         }
         for pair in exponents.rest(lane) {
             end = self.push_pairs(end, &[table.get(pair)])?;
