@@ -351,7 +351,9 @@ impl LaneBuffer {
                 end.push(&mut self.bytes, bits | more << length, length + more_length)?;
                 continue;
             }
-            for (entries, (bits, length)) in [(entries, (bits, length)), (other, (more, more_length))] {
+            for (entries, (bits, length)) in
+                [(entries, (bits, length)), (other, (more, more_length))]
+            {
                 if length <= PUSH_BITS {
                     end.push(&mut self.bytes, bits, length)?;
                 } else {
