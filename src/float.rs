@@ -135,12 +135,7 @@ pub(crate) trait Float {
     /// known size.
     #[inline]
     fn exponents(weights: &[u8], exponents: &mut [u8]) {
-        let each = Self::SPLIT.bytes();
-        for (exponent, weight) in exponents.iter_mut().zip(weights.chunks_exact(each)) {
-            let mut word = [0; 4];
-            word[..each].copy_from_slice(weight);
-            *exponent = Self::SPLIT.exponent(u32::from_le_bytes(word));
-        }
+        each_weight::<Self>(weights, exponents, |word| Self::SPLIT.exponent(word));
     }
 
     /// The exponents of the weights of a word, two in the low 16 bits of each two weights' bits.
@@ -164,6 +159,9 @@ pub(crate) trait Float {
     #[inline]
     fn pack(unit: &[u8], packed: &mut [u8]) {
         let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
+        if own == 8 {
+            return each_weight::<Self>(unit, packed, |word| Self::SPLIT.kept(word) as u8);
+        }
         let mut all = [0; MAX_KEPT_BYTES / 8];
         for (at, word) in unit.as_chunks().0.iter().enumerate() {
             let word = u64::from_le_bytes(*word);
@@ -203,6 +201,17 @@ pub(crate) trait Float {
             let joined = sign | exponents << Self::SPLIT.mantissa_bits() | magnitude;
             *word = joined.to_le_bytes();
         }
+    }
+}
+
+/// Computes a byte of each weight, as many as there is room for.
+#[inline]
+fn each_weight<F: Float + ?Sized>(weights: &[u8], bytes: &mut [u8], byte: impl Fn(u32) -> u8) {
+    let each = F::SPLIT.bytes();
+    for (out, weight) in bytes.iter_mut().zip(weights.chunks_exact(each)) {
+        let mut word = [0; 4];
+        word[..each].copy_from_slice(weight);
+        *out = byte(u32::from_le_bytes(word));
     }
 }
 
