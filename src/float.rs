@@ -130,15 +130,13 @@ pub(crate) trait Float {
     const WORD_BITS: usize = Self::SPLIT.kept_bits() as usize * 8 / Self::SPLIT.bytes();
 
     /// Takes the exponents of as many weights as there is room for.
-    ///
-    /// Q: Why is this fast? The compiler makes vector instructions of a flat loop over weights of a
-    /// known size.
     #[inline]
     fn exponents(weights: &[u8], exponents: &mut [u8]) {
         each_weight::<Self>(weights, exponents, |word| Self::SPLIT.exponent(word));
     }
 
-    /// The exponents of the weights of a word, two in the low 16 bits of each two weights' bits.
+    /// The exponents of the weights of a word, pair by pair: where two weights were, the low 16
+    /// bits have the exponents of both.
     #[inline]
     fn pairs(word: u64) -> u64 {
         let (room, mask) = (8 * Self::SPLIT.bytes() as u32, (1 << Self::SPLIT.exponent_bits) - 1);
@@ -155,7 +153,8 @@ pub(crate) trait Float {
 
     /// Packs the kept bits of a unit: as many bytes as a weight has kept bits.
     ///
-    /// Q: Why is this fast? The weights of a word stay in it, and move together by halves.
+    /// Q: Why is this fast? Weights of a word are packed in it, all at once: neighbours move
+    /// together, then neighbouring pairs, and so on.
     #[inline]
     fn pack(unit: &[u8], packed: &mut [u8]) {
         let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
@@ -180,8 +179,8 @@ pub(crate) trait Float {
 
     /// Joins a unit of its placed exponents and the bytes of its kept bits.
     ///
-    /// Q: Why is this fast? As packing. And words are loaded from where they are: a copy would be
-    /// read before it has left the core.
+    /// Q: Why is this fast? It undoes the steps of packing, word by word. And words are loaded from
+    /// where they are: a copy would be read before it has left the core.
     #[inline]
     fn join(placed: &[u8; 2 * UNIT], packed: &[u8], unit: &mut [u8]) {
         let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
@@ -205,6 +204,9 @@ pub(crate) trait Float {
 }
 
 /// Computes a byte of each weight, as many as there is room for.
+///
+/// Q: Why is this fast? The compiler makes vector instructions of a flat loop over weights of a
+/// known size.
 #[inline]
 fn each_weight<F: Float + ?Sized>(weights: &[u8], bytes: &mut [u8], byte: impl Fn(u32) -> u8) {
     let each = F::SPLIT.bytes();
@@ -224,7 +226,7 @@ pub(crate) fn load(bytes: &[u8], at: usize) -> u64 {
     }
 }
 
-/// Moves parts of a word together: each has `room` bits, of which only the lowest `own` are set.
+/// Moves parts of a word together: each has `room` bits, of which the lowest `own` may be set.
 #[inline]
 fn gather(mut word: u64, room: u32, own: u32) -> u64 {
     let mut parts = 1;

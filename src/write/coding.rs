@@ -187,10 +187,7 @@ impl<H: Default> Counts<H> {
 /// Counts consecutive weights of a tensor, from an even element on. All splits of a dtype have the
 /// same exponents.
 pub(super) fn count(histogram: &mut PairHistogram, dtype: Dtype, weights: &[u8]) {
-    match dtype {
-        Dtype::BF16 => histogram.add(weights),
-        _ => histogram.add_floats(least_zeros(dtype), weights),
-    }
+    histogram.add_floats(least_zeros(dtype), weights);
 }
 
 /// The split of a dtype with the fewest zero bits, which all weights allow.

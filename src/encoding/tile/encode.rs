@@ -319,9 +319,9 @@ impl Exponents {
     }
 }
 
-/// The bits of a unit's pairs and how many they are, if they fit into a piece.
+/// The bits of a unit's pairs, and how many they are: more than [`PUSH_BITS`] if that is too many.
 #[inline]
-fn joined([a, b, c, d]: [u64; 4]) -> (u64, usize) {
+fn piece([a, b, c, d]: [u64; 4]) -> (u64, usize) {
     let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
     let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
     (first | second << ((a + b) % 64), codebook::length(a + b + c + d))
@@ -339,25 +339,24 @@ impl LaneBuffer {
 
     /// Writes the pairs of a lane; their bits, or `None` where one has no code.
     ///
-    /// A whole unit at a time: four look-ups make one piece of bits. Only where escapes make it
-    /// longer than a piece, pair by pair.
+    /// Two whole units at a time: eight look-ups make one piece of bits. Only where escapes make it
+    /// longer than a piece, unit by unit or pair by pair.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
         let mut units = exponents.whole(lane).map(|unit| table.unit(unit));
-        while let Some(entries) = units.next() {
-            let other = units.next().unwrap_or_default();
-            let [(bits, length), (more, more_length)] = [entries, other].map(joined);
+        while let Some(first) = units.next() {
+            let second = units.next().unwrap_or_default();
+            let [(bits, length), (more, more_length)] = [first, second].map(piece);
             if length + more_length <= PUSH_BITS {
                 end.push(&mut self.bytes, bits | more << length, length + more_length)?;
                 continue;
             }
-            for (entries, (bits, length)) in
-                [(entries, (bits, length)), (other, (more, more_length))]
-            {
-                if length <= PUSH_BITS {
-                    end.push(&mut self.bytes, bits, length)?;
-                } else {
+            for entries in [first, second] {
+                let (bits, length) = piece(entries);
+                if length > PUSH_BITS {
                     end = self.push_pairs(end, &entries)?;
+                } else {
+                    end.push(&mut self.bytes, bits, length)?;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The plane of other floats than BF16: the kept bits of units, and weights joined from them.
+//! The plane of other floats than BF16, joined with exponents.
 //!
 //! ```text
 //! unit     w0 w1 w2 w3 w4 w5 w6 w7     eight weights of a row
