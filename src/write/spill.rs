@@ -52,3 +52,32 @@ impl Spill {
         self.end.store(from, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_the_file_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = || std::fs::read_dir(folder.path()).unwrap().count();
+        let spill = Spill::beside(&folder.path().join("out.df11")).unwrap();
+        let read = |at, length| {
+            let mut bytes = vec![0; length];
+            spill.read(at, &mut bytes).map(|()| bytes)
+        };
+        let first = spill.add(b"kept").unwrap();
+        let end = spill.end();
+        assert_eq!(spill.add(b"forgotten").unwrap(), end);
+        spill.forget(end);
+        assert_eq!(spill.add(b"taken").unwrap(), end);
+        assert_eq!(
+            (read(first, 4).unwrap(), read(end, 5).unwrap()),
+            (b"kept".into(), b"taken".into())
+        );
+        assert!(matches!(read(1 << 20, 1), Err(Error::Io { .. })));
+        assert_eq!(files(), 1);
+        drop(spill);
+        assert_eq!(files(), 0);
+    }
+}
