@@ -193,8 +193,8 @@ pub(crate) trait Float {
             };
             let bit = at * Self::WORD_BITS;
             let start = (bit / 8).min(packed.len().saturating_sub(8));
-            let bits = load(packed, start) >> (bit - 8 * start) & (1 << Self::WORD_BITS) - 1;
-            let kept = spread(bits, own, room);
+            let bits = load(packed, start) >> (bit - 8 * start);
+            let kept = spread(bits & ((1 << Self::WORD_BITS) - 1), own, room);
             let sign = (kept & in_each(room, 1 << (own - 1))) << (room - own);
             let magnitude = (kept & in_each(room, Self::MAGNITUDE)) << Self::SPLIT.zero_bits();
             let joined = sign | exponents << Self::SPLIT.mantissa_bits() | magnitude;

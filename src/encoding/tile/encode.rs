@@ -258,10 +258,10 @@ impl Exponents {
     /// Takes a tile in which every lane has as many units, by runs of four lanes.
     fn take_regular<F: Float>(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
         let (each, kept) = (F::SPLIT.bytes(), F::SPLIT.kept_bits() as usize);
-        let mut planes = plane.chunks_exact_mut(GROUP_UNITS * kept);
+        let mut group_planes = plane.chunks_exact_mut(GROUP_UNITS * kept);
         for (units, at) in self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter()) {
             for group in 0..LANES / ROW_LANES {
-                let mut plane = planes.next();
+                let mut plane = group_planes.next();
                 for (half, units) in units.iter_mut().enumerate() {
                     let at = each * (at + places.run(group, half));
                     let run = &weights[at..at + each * RUN];
