@@ -124,119 +124,130 @@ pub fn is_coded(dtype: Dtype) -> bool {
 /// A split that is known when the code is compiled: [`with_float`] finds it.
 pub(crate) trait Float {
     const SPLIT: FloatSplit;
+    /// The kept bits of a weight except for its sign.
+    const MAGNITUDE: u64 = Self::SPLIT.magnitude() as u64;
+    /// Kept bits of the weights of a word of 64 bits.
+    const WORD_BITS: usize = Self::SPLIT.kept_bits() as usize * 8 / Self::SPLIT.bytes();
 
-    /// The weights of a unit, or the fewer ones that there are, and zeros.
+    /// Takes the exponents of as many weights as there is room for.
     #[inline]
-    fn load(weights: &[u8]) -> [u32; UNIT] {
-        let mut words = [0; UNIT];
-        let weights = weights.chunks_exact(Self::SPLIT.bytes());
-        for (word, weight) in words.iter_mut().zip(weights) {
-            *word = Self::word(weight);
-        }
-        words
+    fn exponents(weights: &[u8], exponents: &mut [u8]) {
+        each_weight::<Self>(weights, exponents, |word| Self::SPLIT.exponent(word));
     }
 
-    /// The bits of one weight, which has as many bytes as its dtype.
+    /// The exponents of the weights of a word, pair by pair: where two weights were, the low 16
+    /// bits have the exponents of both.
     #[inline]
-    fn word(weight: &[u8]) -> u32 {
-        let each = Self::SPLIT.bytes();
-        let mut bytes = [0; 4];
-        bytes[..each].copy_from_slice(&weight[..each]);
-        u32::from_le_bytes(bytes)
+    fn pairs(word: u64) -> u64 {
+        let (room, mask) = (8 * Self::SPLIT.bytes() as u32, (1 << Self::SPLIT.exponent_bits) - 1);
+        let exponents = word >> Self::SPLIT.mantissa_bits() & in_each(room, mask);
+        exponents | exponents >> (room - 8)
     }
 
-    /// The weights of a unit as bytes, of which the first ones count.
+    /// The bits that some weight of a word has.
     #[inline]
-    fn store(words: [u32; UNIT]) -> [u8; MAX_UNIT_BYTES] {
-        let mut weights = [0; MAX_UNIT_BYTES];
-        let bytes = Self::SPLIT.bytes();
-        for (weight, word) in weights.chunks_exact_mut(bytes).zip(words) {
-            weight.copy_from_slice(&word.to_le_bytes()[..bytes]);
-        }
-        weights
+    fn any_of(word: u64) -> u32 {
+        let (room, own) = (8 * Self::SPLIT.bytes() as u32, 32 - 8 * Self::SPLIT.bytes() as u32);
+        (0..u64::BITS / room).fold(0, |bits, at| bits | (word >> (room * at)) as u32) << own >> own
     }
 
-    /// The weights of a unit as bytes, of which the first ones count: of exponents that the dtype
-    /// has, and the bytes of the kept bits.
-    #[inline]
-    fn join(exponents: [u8; UNIT], packed: &[u8]) -> [u8; MAX_UNIT_BYTES] {
-        let split = Self::SPLIT;
-        if split.bytes() > 1 {
-            let kept = Self::unpack(packed);
-            return Self::store(std::array::from_fn(|at| split.weight(exponents[at], kept[at])));
-        }
-        let sign = 1 << (split.kept_bits() - 1);
-        let kept = spread(packed, split.kept_bits());
-        let signs = (kept & in_each(8, sign)) << (8 - split.kept_bits());
-        let exponents = u64::from_le_bytes(exponents) << split.mantissa_bits();
-        let mut weights = [0; MAX_UNIT_BYTES];
-        let joined = signs | exponents | kept & in_each(8, sign - 1);
-        weights[..UNIT].copy_from_slice(&joined.to_le_bytes());
-        weights
-    }
-
-    /// The kept bits of a unit as bytes, of which the first ones count.
-    #[inline]
-    fn pack(words: [u32; UNIT]) -> [u8; MAX_KEPT_BYTES] {
-        let bits = Self::SPLIT.kept_bits();
-        let kept = words.map(|word| Self::SPLIT.kept(word));
-        let mut packed = [0; MAX_KEPT_BYTES];
-        if bits == 24 {
-            let [a, b, c, d, e, f, g, h] = kept.map(u64::from);
-            let words = [
-                a | b << 24 | c << 48,
-                c >> 16 | d << 8 | e << 32 | f << 56,
-                f >> 8 | g << 16 | h << 40,
-            ];
-            for (bytes, word) in packed.as_chunks_mut().0.iter_mut().zip(words) {
-                *bytes = word.to_le_bytes();
-            }
-            return packed;
-        }
-        let half = |from: usize| {
-            (0..4).fold(0, |sum: u64, at| sum | u64::from(kept[from + at]) << (bits * at as u32))
-        };
-        let both = u128::from(half(0)) | u128::from(half(4)) << (4 * bits);
-        packed[..16].copy_from_slice(&both.to_le_bytes());
-        packed
-    }
-
-    /// The kept bits of a unit from its bytes: as many as a weight has kept bits.
+    /// Packs the kept bits of a unit: as many bytes as a weight has kept bits.
     ///
-    /// Q: Why is this fast? Words are loaded from where they are. A copy would be read before it
-    /// has left the core.
+    /// Q: Why is this fast? Weights of a word are packed in it, all at once: neighbours move
+    /// together, then neighbouring pairs, and so on.
     #[inline]
-    fn unpack(packed: &[u8]) -> [u32; UNIT] {
-        let bits = Self::SPLIT.kept_bits();
-        let word = |at: usize| u64::from_le_bytes(packed[at..at + 8].try_into().expect("8 bytes"));
-        let mask = (1 << bits) - 1;
-        if bits == 24 {
-            let [a, b, c] = [word(0), word(8), word(16)];
-            let kept = [a, a >> 24, a >> 48 | b << 16, b >> 8, b >> 32, b >> 56 | c << 8, c >> 16];
-            return std::array::from_fn(|at| {
-                kept.get(at).map_or(c >> 40, |kept| *kept) as u32 & mask
-            });
+    fn pack(unit: &[u8], packed: &mut [u8]) {
+        let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
+        if own == 8 {
+            return each_weight::<Self>(unit, packed, |word| Self::SPLIT.kept(word) as u8);
         }
-        let halves = if bits >= 8 {
-            let last = packed.len() - 8;
-            [word(0), word(last) >> (4 * bits - 8 * last as u32)]
-        } else {
-            let all = packed.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
-            [all, all >> (4 * bits)]
-        };
-        std::array::from_fn(|at| (halves[at / 4] >> (bits * (at as u32 % 4))) as u32 & mask)
+        let mut all = [0; MAX_KEPT_BYTES / 8];
+        for (at, word) in unit.as_chunks().0.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            let magnitude = word >> Self::SPLIT.zero_bits() & in_each(room, Self::MAGNITUDE);
+            let sign = word >> (room - own) & in_each(room, 1 << (own - 1));
+            let (word, bit) = (gather(magnitude | sign, room, own), at * Self::WORD_BITS);
+            all[bit / 64] |= word << (bit % 64);
+            if bit % 64 + Self::WORD_BITS > 64 {
+                all[bit / 64 + 1] |= word >> (64 - bit % 64);
+            }
+        }
+        for (bytes, word) in packed[..own as usize].chunks_mut(8).zip(all) {
+            bytes.copy_from_slice(&word.to_le_bytes()[..bytes.len()]);
+        }
+    }
+
+    /// Joins a unit of its placed exponents and the bytes of its kept bits.
+    ///
+    /// Q: Why is this fast? It undoes the steps of packing, word by word. And words are loaded from
+    /// where they are: a copy would be read before it has left the core.
+    #[inline]
+    fn join(placed: &[u8; 2 * UNIT], packed: &[u8], unit: &mut [u8]) {
+        let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
+        let [first, second] = [0, 8].map(|at| load(placed, at) >> 7 & in_each(16, 0xFF));
+        for (at, word) in unit.as_chunks_mut().0.iter_mut().enumerate() {
+            let exponents = match room {
+                8 => gather(first, 16, 8) | gather(second, 16, 8) << 32,
+                16 => [first, second][at],
+                _ => spread([first, second][at / 2] >> (32 * (at % 2)) & 0xFFFF_FFFF, 16, 32),
+            };
+            let bit = at * Self::WORD_BITS;
+            let start = (bit / 8).min(packed.len().saturating_sub(8));
+            let bits = load(packed, start) >> (bit - 8 * start);
+            let kept = spread(bits & ((1 << Self::WORD_BITS) - 1), own, room);
+            let sign = (kept & in_each(room, 1 << (own - 1))) << (room - own);
+            let magnitude = (kept & in_each(room, Self::MAGNITUDE)) << Self::SPLIT.zero_bits();
+            let joined = sign | exponents << Self::SPLIT.mantissa_bits() | magnitude;
+            *word = joined.to_le_bytes();
+        }
     }
 }
 
-/// The kept bits of a unit of one-byte weights, a byte for each weight.
+/// Computes a byte of each weight, as many as there is room for.
+///
+/// Q: Why is this fast? The compiler makes vector instructions of a flat loop over weights of a
+/// known size.
 #[inline]
-fn spread(packed: &[u8], bits: u32) -> u64 {
-    let all = packed.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
-    // Halves of a word move apart, then halves of these, then of those.
-    [4, 2, 1].into_iter().fold(all, |word, weights| {
-        let (own, room) = (weights * bits, weights * 8);
-        (word | word << (room - own)) & in_each(room, (1 << own) - 1)
-    })
+fn each_weight<F: Float + ?Sized>(weights: &[u8], bytes: &mut [u8], byte: impl Fn(u32) -> u8) {
+    let each = F::SPLIT.bytes();
+    for (out, weight) in bytes.iter_mut().zip(weights.chunks_exact(each)) {
+        let mut word = [0; 4];
+        word[..each].copy_from_slice(weight);
+        *out = byte(u32::from_le_bytes(word));
+    }
+}
+
+/// Eight bytes from a place on, or the fewer ones that there are, and zeros.
+#[inline]
+pub(crate) fn load(bytes: &[u8], at: usize) -> u64 {
+    match bytes.get(at..at + 8) {
+        Some(word) => u64::from_le_bytes(word.try_into().expect("8 bytes")),
+        None => bytes[at..].iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte)),
+    }
+}
+
+/// Moves parts of a word together: each has `room` bits, of which the lowest `own` may be set.
+#[inline]
+fn gather(mut word: u64, room: u32, own: u32) -> u64 {
+    let mut parts = 1;
+    while room > own && room * parts < u64::BITS {
+        let low = in_each(2 * room * parts, (1 << (own * parts)) - 1);
+        word = word & low | word >> ((room - own) * parts) & low << (own * parts);
+        parts *= 2;
+    }
+    word
+}
+
+/// Moves parts of a word apart, as they were before [`gather`]: halves, then halves of these.
+#[inline]
+fn spread(mut word: u64, own: u32, room: u32) -> u64 {
+    let mut parts = u64::BITS / room / 2;
+    while room > own && parts > 0 {
+        let low = in_each(2 * room * parts, (1 << (own * parts)) - 1);
+        word = word & low | (word & low << (own * parts)) << ((room - own) * parts);
+        parts /= 2;
+    }
+    word
 }
 
 /// The same number in each part of a word that has so many bits.
@@ -315,23 +326,37 @@ pub(crate) mod tests {
     }
 
     fn comes_back<F: Float>() {
-        for unit in words(F::SPLIT).as_chunks::<UNIT>().0 {
-            let packed = F::pack(*unit);
-            let bytes = F::SPLIT.plane_bytes(UNIT as u64) as usize;
-            assert!(packed[bytes..].iter().all(|&byte| byte == 0));
-            let kept = F::unpack(&packed[..bytes]);
-            assert_eq!(bytes as u32, F::SPLIT.kept_bits());
-            let weights =
-                std::array::from_fn(|at| F::SPLIT.weight(F::SPLIT.exponent(unit[at]), kept[at]));
-            assert_eq!(weights, *unit);
-            let stored = F::store(weights);
-            let exponents = unit.map(|word| F::SPLIT.exponent(word));
-            assert_eq!(F::join(exponents, &packed[..bytes]), stored);
-            assert_eq!(F::load(&stored[..UNIT * F::SPLIT.bytes()]), *unit);
-            assert_eq!(
-                F::load(&stored[..3 * F::SPLIT.bytes()])[..4],
-                [unit[0], unit[1], unit[2], 0]
-            );
+        let each = F::SPLIT.bytes();
+        let bytes = |word: &u32| word.to_le_bytes().into_iter().take(each);
+        for words in words(F::SPLIT).as_chunks::<UNIT>().0 {
+            let unit: Vec<u8> = words.iter().flat_map(bytes).collect();
+            let (own, _) = words.split_at(8 / each);
+            let word = load(&unit, 0);
+            assert_eq!(F::any_of(word), own.iter().fold(0, |bits, word| bits | word));
+            for (at, pair) in own.as_chunks().0.iter().enumerate() {
+                let pair: [u32; 2] = *pair;
+                let exponents = pair.map(|word| F::SPLIT.exponent(word));
+                let found = (F::pairs(word) >> (16 * each * at)) as u16;
+                assert_eq!(found.to_le_bytes(), exponents);
+            }
+            let mut exponents = [0; UNIT];
+            F::exponents(&unit, &mut exponents);
+            assert_eq!(exponents, words.map(|word| F::SPLIT.exponent(word)));
+            let mut packed = vec![0; F::SPLIT.plane_bytes(UNIT as u64) as usize];
+            assert_eq!(packed.len() as u32, F::SPLIT.kept_bits());
+            F::pack(&unit, &mut packed);
+            for (at, word) in words.iter().enumerate() {
+                let bits = F::SPLIT.kept_bits() as usize;
+                let bit = |bit: usize| u32::from(packed[bit / 8] >> (bit % 8) & 1);
+                let kept = (0..bits).map(|own| bit(at * bits + own) << own).sum::<u32>();
+                assert_eq!(kept, F::SPLIT.kept(*word));
+                assert_eq!(F::SPLIT.weight(exponents[at], kept), *word);
+            }
+            let placed =
+                exponents.map(|exponent| (u16::from(exponent) << 7 | 0x807F).to_le_bytes());
+            let mut joined = vec![0; unit.len()];
+            F::join(placed.as_flattened().try_into().unwrap(), &packed, &mut joined);
+            assert_eq!(joined, unit);
         }
     }
 

@@ -213,16 +213,23 @@ pub(crate) fn package_merge<T: Copy + Ord + Default + Add<Output = T>>(
 /// For each level, from the longest codes up: which items of its list are symbols (the others are
 /// packages).
 fn levels<T: Copy + Ord + Add<Output = T>>(leaves: &[T], limit: u8) -> Vec<Vec<bool>> {
-    let leaves: Vec<(T, bool)> = leaves.iter().map(|&leaf| (leaf, true)).collect();
-    let mut list = leaves.clone();
-    let mut levels = vec![vec![true; leaves.len()]];
+    let (mut list, mut levels) = (leaves.to_vec(), vec![vec![true; leaves.len()]]);
     for _ in 1..limit {
-        let packages = list.as_chunks::<2>().0.iter().map(|&[(a, _), (b, _)]| (a + b, false));
-        // Two ascending runs, which a stable sort merges, leaves first among equals.
-        let mut merged: Vec<_> = leaves.iter().copied().chain(packages).collect();
-        merged.sort_by_key(|&(weight, _)| weight);
+        let packages: Vec<T> = list.as_chunks::<2>().0.iter().map(|&[a, b]| a + b).collect();
+        let mut merged = vec![(leaves[0], true); leaves.len() + packages.len()];
+        let (mut leaves, mut packages) = (leaves, &packages[..]);
+        for slot in &mut merged {
+            // Which one is next cannot be predicted, and is no branch; of equals it is the leaf.
+            let is_leaf = match (leaves.first(), packages.first()) {
+                (Some(leaf), Some(package)) => leaf <= package,
+                (leaf, _) => leaf.is_some(),
+            };
+            *slot = ((if is_leaf { leaves } else { packages })[0], is_leaf);
+            leaves = &leaves[usize::from(is_leaf)..];
+            packages = &packages[usize::from(!is_leaf)..];
+        }
         levels.push(merged.iter().map(|&(_, is_leaf)| is_leaf).collect());
-        list = merged;
+        list = merged.into_iter().map(|(weight, _)| weight).collect();
     }
     levels
 }

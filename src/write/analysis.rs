@@ -10,7 +10,10 @@
 //! batches |        |           |         |        |     |   read, counted, hashed in the cache
 //! ```
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use blake3::Hasher;
 use rayon::prelude::*;
@@ -19,9 +22,10 @@ use super::{
     base::{self, BaseReader, base_of},
     coding::{self, Coding, Counts, ExponentCounts},
     fingerprint::fingerprint,
-    input::Weights,
+    input::{Weights, changed},
     options::Layout,
     pieces::{PieceWork, SourcePiece, batches, piece_bytes, pieces, work},
+    spill::Spill,
 };
 use crate::{
     Error, Result,
@@ -73,16 +77,17 @@ pub(super) fn bytes(files: &[Weights<'_>], layout: Layout, base: Option<&Base>, 
     tensors.map(|tensor| times(tensor) * tensor.length).sum()
 }
 
-/// Makes the first pass over one file.
+/// Makes the first pass over one file. With a base may come a spill, for what is encoded already.
 pub(super) fn analyse(
     file: &Weights<'_>,
     layout: Layout,
-    base: Option<&Base>,
+    base: Option<(&Base, Option<&Spill>)>,
     observer: &dyn Observer,
 ) -> Result<FileAnalysis> {
     let mut file_hasher = Hasher::new();
     file_hasher.update(&file.file.prefix);
-    let mut pass = Pass::new(file, layout, base, observer);
+    let (base, spill) = base.unzip();
+    let mut pass = Pass::new(file, layout, (base, spill.flatten()), observer);
     let mut buffer = Vec::new();
     for batch in batches(pieces(file, layout, base), rayon::current_num_threads() as u64) {
         if observer.is_cancelled() {
@@ -125,6 +130,8 @@ struct Pass<'a> {
     file: &'a Weights<'a>,
     layout: Layout,
     base: Option<&'a Base>,
+    /// Where segments go that are encoded.
+    spill: Option<&'a Spill>,
     observer: &'a dyn Observer,
     /// The hash of the current tensor so far; so are its counts below.
     hasher: Hasher,
@@ -139,7 +146,7 @@ impl<'a> Pass<'a> {
     fn new(
         file: &'a Weights<'a>,
         layout: Layout,
-        base: Option<&'a Base>,
+        (base, spill): (Option<&'a Base>, Option<&'a Spill>),
         observer: &'a dyn Observer,
     ) -> Self {
         let empty =
@@ -149,6 +156,7 @@ impl<'a> Pass<'a> {
             file,
             layout,
             base,
+            spill,
             observer,
             hasher: Hasher::new(),
             exponents: None,
@@ -259,8 +267,16 @@ impl<'a> Pass<'a> {
         let tensor = &self.file.file.tensors[index];
         let differences = self.differences.take(Differences::merge);
         let base = base_of(self.base, tensor).expect("it was found before");
-        let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
-        let coding = base::measure(tensor, base, &differences, read)?;
+        let (seen, spilled) = (AtomicU64::new(0), self.spill.map(Spill::end));
+        let read = |range: Range<u64>, weights: &mut Vec<u8>| {
+            self.read_part(tensor, range.clone(), weights)?;
+            seen.fetch_xor(fingerprint(range.start, weights), Ordering::Relaxed);
+            Ok(())
+        };
+        let coding = base::measure(tensor, base, &differences, self.spill, read)?;
+        Error::unless(seen.into_inner() == self.analyses[index].fingerprint, || {
+            changed(format_args!("{}: tensor {:?}", self.file.file.path, tensor.name))
+        })?;
         self.observer.advance(tensor.length);
         if coding.bytes() <= tensor.length / 2 {
             return Ok(Some(coding));
@@ -268,7 +284,9 @@ impl<'a> Pass<'a> {
         let alone = self.measure_alone(index)?;
         let is_near =
             |alone: &Coding| alone.bytes() <= coding.bytes() / LEAST_GAIN * (LEAST_GAIN + 1);
-        Ok(alone.filter(is_near).or(Some(coding)))
+        let Some(alone) = alone.filter(is_near) else { return Ok(Some(coding)) };
+        self.spill.into_iter().zip(spilled).for_each(|(spill, from)| spill.forget(from));
+        Ok(Some(alone))
     }
 
     /// Counts and measures a tensor as it is without a base; what it reads is not told.

@@ -7,7 +7,7 @@ use std::{
     sync::Mutex,
 };
 
-use super::coding::Coding;
+use super::{coding::Coding, spill::Spill};
 use crate::{
     Dtype, Error, Result,
     encoding::delta::{Codebook, DeltaSizes, Differences, Encoder, segment_elements},
@@ -49,33 +49,38 @@ impl<'b> BaseReader<'b> {
     }
 }
 
-/// Measures a tensor whose differences are counted, on all threads. `read` reads a range of its
-/// bytes.
+/// Measures a tensor whose differences are counted, on all threads: encodes its segments, and adds
+/// them to the spill if there is one. `read` reads a range of its bytes.
 pub(super) fn measure(
     tensor: &SourceTensor,
     base: BaseTensor<'_>,
     differences: &Differences,
+    spill: Option<&Spill>,
     read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
 ) -> Result<Coding> {
     let codebook = Codebook::new(differences);
     let (elements, each) = (tensor.length / 2, segment_elements(&tensor.shape));
-    let bytes: Vec<Mutex<u64>> = (0..elements.div_ceil(each)).map(|_| Mutex::default()).collect();
+    let segments = (0..elements.div_ceil(each)).map(|_| Mutex::default());
+    // The bytes of each, and where they are spilled.
+    let segments: Vec<Mutex<(u64, u64)>> = segments.collect();
     let new = || (Encoder::new(&codebook), Vec::new(), Vec::new());
-    parallel::for_each(bytes.len(), new, |(encoder, weights, out), segment| {
+    parallel::for_each(segments.len(), new, |(encoder, weights, out), segment| {
         let start = 2 * each * segment as u64;
         let range = start..tensor.length.min(start + 2 * each);
         read(range.clone(), weights)?;
         out.clear();
         encoder.encode_segment(BaseReader::new(&base)?.read(&range)?, weights, out)?;
-        *parallel::lock(&bytes[segment]) = out.len() as u64;
+        let at = spill.map_or(Ok(0), |spill| spill.add(out))?;
+        *parallel::lock(&segments[segment]) = (out.len() as u64, at);
         Ok(())
     })?;
-    let bytes: Vec<u64> = bytes.iter().map(|bytes| *parallel::lock(bytes)).collect();
+    let segments = segments.iter().map(|segment| *parallel::lock(segment));
+    let (bytes, spilled): (Vec<u64>, Vec<u64>) = segments.unzip();
     let (stored, of) = (codebook.to_bytes(), (&tensor.shape[..], elements));
     let hash = *base.hash()?.as_bytes();
     let sizes = DeltaSizes::new(hash, of, stored.len() as u64, bytes.iter().sum())?;
     let bits = codebook.expected_bits(differences);
-    Ok(Coding::new(Coded::Delta(sizes), stored, bits, &bytes))
+    Ok(Coding { spilled, ..Coding::new(Coded::Delta(sizes), stored, bits, &bytes) })
 }
 
 /// The entry of the metadata that tells where a base is, for this output.

@@ -64,6 +64,8 @@ pub(super) struct Coding {
     /// In `gap` the bytes of a piece of the first pass, which are best read together; 0 in `tile`,
     /// where the geometry tells.
     pub(super) piece_bytes: u64,
+    /// Where each segment of `delta` is in the spill.
+    pub(super) spilled: Vec<u64>,
 }
 
 impl Coding {
@@ -79,7 +81,8 @@ impl Coding {
             Some(*end)
         });
         let portion_starts = std::iter::once(0).chain(ends).collect();
-        Self { sizes, codebook, entropy_bits, portion_starts, piece_bytes: 0 }
+        let spilled = Vec::new();
+        Self { sizes, codebook, entropy_bits, portion_starts, piece_bytes: 0, spilled }
     }
 
     /// Bytes of all its arrays, with their alignment.
@@ -184,10 +187,7 @@ impl<H: Default> Counts<H> {
 /// Counts consecutive weights of a tensor, from an even element on. All splits of a dtype have the
 /// same exponents.
 pub(super) fn count(histogram: &mut PairHistogram, dtype: Dtype, weights: &[u8]) {
-    match dtype {
-        Dtype::BF16 => histogram.add(weights),
-        _ => histogram.add_floats(least_zeros(dtype), weights),
-    }
+    histogram.add_floats(least_zeros(dtype), weights);
 }
 
 /// The split of a dtype with the fewest zero bits, which all weights allow.

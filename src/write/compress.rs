@@ -19,6 +19,7 @@ use super::{
     options::{CompressOptions, Layout, check_key, check_metadata},
     plan::{ContainerPlan, Contents},
     report::Report,
+    spill::Spill,
 };
 use crate::{
     Error, Model, OpenOptions, Result,
@@ -289,7 +290,6 @@ impl Compressor<'_> {
                 stores_side: single,
                 metadata: is_first.then_some(metadata),
                 block_names,
-                base: self.base,
             }
         };
         match weights.len() {
@@ -298,10 +298,16 @@ impl Compressor<'_> {
         }
     }
 
-    pub(super) fn analyse(&self, shard: &Contents<'_>) -> Result<Vec<FileAnalysis>> {
+    /// First pass over one shard.
+    pub(super) fn analyse(
+        &self,
+        shard: &Contents<'_>,
+        spill: Option<&Spill>,
+    ) -> Result<Vec<FileAnalysis>> {
         self.observer.enter(Stage::Analyse);
         let weights = shard.weights.iter();
-        let analyse = |file| analysis::analyse(file, self.layout, self.base, self.observer);
+        let base = self.base.map(|base| (base, spill));
+        let analyse = |file| analysis::analyse(file, self.layout, base, self.observer);
         weights.map(analyse).collect()
     }
 
@@ -312,12 +318,13 @@ impl Compressor<'_> {
         (file, path): (File, PathBuf),
         report: &mut Report,
     ) -> Result<ContainerOutput> {
-        let analyses = self.analyse(shard)?;
+        let spill = self.base.map(|_| Spill::beside(&path)).transpose()?;
+        let analyses = self.analyse(shard, spill.as_ref())?;
         let mut plan = ContainerPlan::new(shard, &analyses)?;
         report.add(&plan);
         let output = ContainerOutput::new(file, path, &mut plan)?;
         self.observer.enter(Stage::Encode);
-        encode(shard, &plan, &output, self.observer)?;
+        encode(shard, &plan, (&output, spill.as_ref()), self.observer)?;
         Ok(output)
     }
 

@@ -10,10 +10,10 @@ use std::{
 use zerocopy::{IntoBytes, little_endian::U32};
 
 use super::{
-    base::{BaseReader, base_of},
     coding::{Coding, MIN_PORTION_BYTES, groups, portion_bytes, strips},
     fingerprint::fingerprint,
     plan::{ContainerPlan, Contents, PlannedEncoding, PlannedTensor, RAW_PART_BYTES},
+    spill::Spill,
 };
 use crate::{
     Error, Result,
@@ -28,7 +28,6 @@ use crate::{
         directory::ShardRecord,
     },
     huffman::{self, CodeLengths, Histogram},
-    open::Base,
     parallel,
     platform::write_all_at,
     progress::{Observer, advance},
@@ -40,12 +39,10 @@ struct Worker {
     input: Vec<u8>,
     portion: PortionOutput,
     strips: EncodedStrips,
-    segment: Vec<u8>,
     /// The tables of the tensor of the last portion, and the tensor's first array, by which it is
     /// known.
     gap: Option<(usize, (CodeLengths, PortionEncoder))>,
     tile: Option<(usize, Encoder)>,
-    delta: Option<(usize, delta::Encoder)>,
 }
 
 /// A tensor that is being encoded.
@@ -53,7 +50,7 @@ struct Worker {
 struct Target<'a> {
     planned: &'a PlannedTensor<'a>,
     output: &'a ContainerOutput,
-    base: Option<&'a Base>,
+    spill: Option<&'a Spill>,
     observer: &'a dyn Observer,
 }
 
@@ -61,7 +58,7 @@ struct Target<'a> {
 pub(super) fn encode(
     contents: &Contents<'_>,
     plan: &ContainerPlan<'_>,
-    output: &ContainerOutput,
+    (output, spill): (&ContainerOutput, Option<&Spill>),
     observer: &dyn Observer,
 ) -> Result<()> {
     let weights = contents.weights.len();
@@ -86,7 +83,7 @@ pub(super) fn encode(
             return read.map(drop);
         }
         let (planned, part) = parts[index - files];
-        worker.run(Target { planned, output, base: contents.base, observer }, part)
+        worker.run(Target { planned, output, spill, observer }, part)
     })?;
     let changed = plan.tensors.iter().find(|tensor| !tensor.is_as_analysed());
     changed.map_or(Ok(()), |tensor| Err(tensor.changed()))
@@ -173,7 +170,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Encodes a segment, with the record of its start; with that of the last one goes its end.
+    /// Copies a segment, with the record of its start; with that of the last one goes its end.
     fn delta_portion(
         &mut self,
         target: Target<'_>,
@@ -181,27 +178,18 @@ impl Worker {
         sizes: &DeltaSizes,
         segment: usize,
     ) -> Result<()> {
-        let new = || {
-            let codebook = delta::Codebook::from_bytes(&coding.codebook)?;
-            Ok(delta::Encoder::new(&codebook))
-        };
-        let encoder = kept(&mut self.delta, target, new)?;
-        let elements = sizes.segment(segment as u64);
-        let range = 2 * elements.start..2 * elements.end;
-        target.read(range.clone(), 0, &mut self.input)?;
-        let tensor = base_of(target.base, target.planned.tensor);
-        let mut reader = BaseReader::new(&tensor.ok_or_else(|| target.planned.changed())?)?;
-        self.segment.clear();
-        encoder.encode_segment(reader.read(&range)?, &self.input, &mut self.segment)?;
         let (start, end) = (coding.portion_starts[segment], coding.portion_starts[segment + 1]);
-        Error::unless(self.segment.len() as u64 == end - start, || target.planned.changed())?;
-        target.write(delta::BITSTREAM, start, &self.segment)?;
+        self.input.resize((end - start) as usize, 0);
+        let spill = target.spill.expect("the first pass has spilled the segments");
+        spill.read(coding.spilled[segment], &mut self.input)?;
+        target.write(delta::BITSTREAM, start, &self.input)?;
         let mut records = start.to_le_bytes().to_vec();
         if segment + 1 == coding.portion_count() {
             records.extend(end.to_le_bytes());
         }
         target.write(delta::RECORDS, 8 * segment as u64, &records)?;
-        advance(target.observer, range.end - range.start)
+        let elements = sizes.segment(segment as u64);
+        advance(target.observer, 2 * (elements.end - elements.start))
     }
 
     fn tile_portion(

@@ -136,7 +136,7 @@ impl Estimate {
         let mut directories = Vec::new();
         for (shard, path) in compressor.shards(single).iter().zip(paths) {
             let analyses = match exponent_bits {
-                None => compressor.analyse(shard)?,
+                None => compressor.analyse(shard, None)?,
                 Some(bits) => {
                     let weights = shard.weights.iter();
                     weights

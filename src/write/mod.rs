@@ -9,8 +9,9 @@
 //! portions write the same byte, so any thread may write any portion at any time. Checksums of
 //! pieces are joined afterwards.
 //!
-//! A *strip* of `tile` fills whole bytes of each array. `coding` says why its bits are measured. So
-//! are those of a *segment* of `delta`, which is a portion.
+//! A *strip* of `tile` fills whole bytes of each array. `coding` says why its bits are measured. A
+//! *segment* of `delta` is a portion too. Only its encoding tells its length, so the first pass
+//! encodes it, into a temporary file, and the second pass copies it.
 //!
 //! # Memory
 //!
@@ -57,6 +58,7 @@ mod plan;
 mod replace;
 mod report;
 mod restore;
+mod spill;
 #[cfg(feature = "remote")]
 mod upload;
 

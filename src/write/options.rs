@@ -103,7 +103,8 @@ impl CompressOptions {
     /// The model from which this one was fine-tuned: its folder, its container or safetensors file,
     /// or its name in the cache of the Hub (`org/name`). BF16 tensors that are smaller so are
     /// stored as their differences from the base's tensors of the same names, and decode only where
-    /// the base is: see [`OpenOptions::base`](crate::OpenOptions::base).
+    /// the base is: see [`OpenOptions::base`](crate::OpenOptions::base). Compression needs room for
+    /// the differences twice: they first go to a temporary file beside the output.
     #[must_use]
     pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
         self.base = Some(base.into());

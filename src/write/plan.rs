@@ -27,7 +27,6 @@ use crate::{
             SectionRecord, TensorRecord,
         },
     },
-    open::Base,
     paths::PathTree,
     source::SourceTensor,
 };
@@ -52,8 +51,6 @@ pub(super) struct Contents<'a> {
     pub(super) metadata: Option<&'a BTreeMap<String, String>>,
     /// Names of all blocks of the model, in order.
     pub(super) block_names: &'a [String],
-    /// The model from whose tensors others are differences.
-    pub(super) base: Option<&'a Base>,
 }
 
 /// Where everything goes.
@@ -348,10 +345,14 @@ impl PlannedTensor<'_> {
         }
     }
 
-    /// Whether the second pass has read all of it, and what the first has.
+    /// Whether the second pass, if it reads the tensor, has read all of it, and what the first has.
     pub(super) fn is_as_analysed(&self) -> bool {
-        matches!(self.encoding, PlannedEncoding::Alias(_))
-            || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
+        let is_read = match self.encoding {
+            PlannedEncoding::Alias(_) => false,
+            PlannedEncoding::Raw => true,
+            PlannedEncoding::Coded(coding) => coding.spilled.is_empty(),
+        };
+        !is_read || self.seen.load(Ordering::Relaxed) == self.analysis.fingerprint
     }
 
     /// The error for weights that are not those of the first pass.

@@ -61,7 +61,10 @@ impl Files {
 
     fn compress(&self, source: &str, out: &str, options: &CompressOptions) -> Report {
         let source = Source::open(&self.path(source)).unwrap();
-        compress(&source, &self.path(out), options, &()).unwrap()
+        let report = compress(&source, &self.path(out), options, &()).unwrap();
+        let names = fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().file_name());
+        assert!(names.into_iter().all(|name| !name.as_encoded_bytes().starts_with(b".df11-")));
+        report
     }
 
     /// Compresses the fine-tune against a base.

@@ -138,11 +138,15 @@ impl Codebook {
     /// The bits that the codes of these weights take, those of escaped pairs with their values;
     /// `None` where a pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
-        let table = Table::new(self);
-        histogram.used().try_fold(0u64, |bits, (pair, count)| {
-            let entry = table.get(pair);
-            (!is_none(entry)).then(|| bits + count * length(entry) as u64)
-        })
+        let all: u64 = histogram.used().map(|(_, count)| count).sum();
+        let (mut bits, mut escaped) = (0, all);
+        for (length, pairs) in self.groups() {
+            let count: u64 = pairs.iter().map(|&pair| histogram.count(pair)).sum();
+            bits += count * u64::from(length);
+            escaped -= count;
+        }
+        bits += escaped * u64::from(self.escape + VALUE_BITS);
+        (escaped == 0 || self.escape > 0).then_some(bits)
     }
 }
 
@@ -172,7 +176,8 @@ type ChosenLengths = (u8, Vec<(u16, u8)>);
 fn choose(histogram: &PairHistogram) -> Option<ChosenLengths> {
     let mut pairs: Vec<(u16, u64)> = histogram.used().collect();
     // Ascending counts, as package-merge wants them; the first pairs are escaped.
-    pairs.sort_by_key(|&(pair, count)| (count, std::cmp::Reverse(pair)));
+    // One number is compared without a branch.
+    pairs.sort_unstable_by_key(|&(pair, count)| u128::from(count) << 16 | u128::from(!pair));
     let total: u64 = pairs.iter().map(|&(_, count)| count).sum();
     if pairs.is_empty() {
         return None;

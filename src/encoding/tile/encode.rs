@@ -7,18 +7,17 @@
 use super::{
     codebook::{self, Codebook, Table},
     geometry::{
-        LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, STREAM_ALIGNMENT, Tile, TileGeometry,
-        UNIT,
+        GROUP_UNITS, LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, RUN, STREAM_ALIGNMENT,
+        Tile, TileGeometry, UNIT,
     },
     histogram::PairHistogram,
-    kept,
     record::{self, Lengths},
     sizes::{EncodedTensor, TileSizes},
 };
 use crate::{
     Error, Result, bf16,
     encoding::stored::changed,
-    float::{Float, FloatSplit, with_float},
+    float::{Float, FloatSplit, MAX_KEPT_BYTES, MAX_UNIT_BYTES, with_float},
     huffman::bits::{End, PUSH_BITS},
 };
 
@@ -211,8 +210,6 @@ fn join(
 
 /// Pairs of a whole unit.
 const UNIT_PAIRS: usize = UNIT / 2;
-/// Weights that four lanes have side by side.
-const RUN: usize = UNIT * ROW_LANES;
 /// Something of each weight of a tile: unit by unit, in these lane by lane.
 type TileUnits = [[[u8; UNIT]; LANES]; LANE_UNITS];
 
@@ -252,27 +249,27 @@ impl Exponents {
         }
         with_float!(split, F => {
             match tile.places() {
-                Some(places) => self.take_exponents::<F>(places, weights),
-                None => self.take_any::<F>(tile, weights),
-            }
-            if !plane.is_empty() {
-                kept::pack::<F>(*tile, weights, plane);
+                Some(places) => self.take_regular::<F>(places, weights, plane),
+                None => self.take_any::<F>(tile, weights, plane),
             }
         });
     }
 
-    /// The exponents of a tile in which every lane has as many units, by runs of four lanes.
-    fn take_exponents<F: Float>(&mut self, places: Places, weights: &[u8]) {
-        let each = F::SPLIT.bytes();
+    /// Takes a tile in which every lane has as many units, by runs of four lanes.
+    fn take_regular<F: Float>(&mut self, places: Places, weights: &[u8], plane: &mut [u8]) {
+        let (each, kept) = (F::SPLIT.bytes(), F::SPLIT.kept_bits() as usize);
+        let mut group_planes = plane.chunks_exact_mut(GROUP_UNITS * kept);
         for (units, at) in self.units.as_chunks_mut::<2>().0.iter_mut().zip(places.iter()) {
-            for (half, units) in units.iter_mut().enumerate() {
-                let runs = units.as_flattened_mut().as_chunks_mut::<RUN>().0;
-                for (group, run) in runs.iter_mut().enumerate() {
-                    let at = each * (at + half * places.pair / 2 + group * places.group);
-                    // One flat loop, which the compiler turns into vector instructions.
-                    let weights = weights[at..at + each * RUN].chunks_exact(each);
-                    for (exponent, weight) in run.iter_mut().zip(weights) {
-                        *exponent = F::SPLIT.exponent(F::word(weight));
+            for group in 0..LANES / ROW_LANES {
+                let mut plane = group_planes.next();
+                for (half, units) in units.iter_mut().enumerate() {
+                    let at = each * (at + places.run(group, half));
+                    let run = &weights[at..at + each * RUN];
+                    let units = units.as_chunks_mut::<ROW_LANES>().0[group].as_flattened_mut();
+                    F::exponents(run, units);
+                    let Some(plane) = &mut plane else { continue };
+                    for (lane, unit) in run.chunks_exact(each * UNIT).enumerate() {
+                        F::pack(unit, &mut plane[kept * (2 * lane + half)..]);
                     }
                 }
             }
@@ -300,19 +297,34 @@ impl Exponents {
         }
     }
 
-    fn take_any<F: Float>(&mut self, tile: &Tile, weights: &[u8]) {
+    fn take_any<F: Float>(&mut self, tile: &Tile, weights: &[u8], mut plane: &mut [u8]) {
         self.pairs = [0; LANES];
         tile.units().for_each(|(lane, unit)| {
             let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
             let each = F::SPLIT.bytes();
-            let weights = F::load(&weights[each * unit.at..each * (unit.at + unit.count)]);
-            *exponents = weights.map(|weight| F::SPLIT.exponent(weight));
+            let weights = &weights[each * unit.at..each * (unit.at + unit.count)];
+            F::exponents(weights, &mut exponents[..unit.count]);
+            let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
+            if let Some(own) = plane.split_off_mut(..bytes) {
+                let (mut whole, mut packed) = ([0; MAX_UNIT_BYTES], [0; MAX_KEPT_BYTES]);
+                whole[..weights.len()].copy_from_slice(weights);
+                F::pack(&whole[..each * UNIT], &mut packed);
+                own.copy_from_slice(&packed[..bytes]);
+            }
             if unit.count % 2 == 1 {
                 exponents[unit.count] = exponents[unit.count - 1];
             }
             self.pairs[lane] += unit.count.div_ceil(2);
         });
     }
+}
+
+/// The bits of a unit's pairs, and how many they are: more than [`PUSH_BITS`] if that is too many.
+#[inline]
+fn piece([a, b, c, d]: [u64; 4]) -> (u64, usize) {
+    let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
+    let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
+    (first | second << ((a + b) % 64), codebook::length(a + b + c + d))
 }
 
 /// The bits of one lane, from bit 0 on; after them stands anything.
@@ -327,21 +339,26 @@ impl LaneBuffer {
 
     /// Writes the pairs of a lane; their bits, or `None` where one has no code.
     ///
-    /// A whole unit at a time: four look-ups make one piece of bits. Only where escapes make it
-    /// longer than a piece, pair by pair.
+    /// Two whole units at a time: eight look-ups make one piece of bits. Only where escapes make it
+    /// longer than a piece, unit by unit or pair by pair.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
-        for unit in exponents.whole(lane) {
-            let entries = table.unit(unit);
-            let length = codebook::length(entries.iter().sum());
-            if length > PUSH_BITS {
-                end = self.push_pairs(end, &entries)?;
+        let mut units = exponents.whole(lane).map(|unit| table.unit(unit));
+        while let Some(first) = units.next() {
+            let second = units.next().unwrap_or_default();
+            let [(bits, length), (more, more_length)] = [first, second].map(piece);
+            if length + more_length <= PUSH_BITS {
+                end.push(&mut self.bytes, bits | more << length, length + more_length)?;
                 continue;
             }
-            let [a, b, c, d] = entries;
-            let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
-            let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
-            end.push(&mut self.bytes, first | second << ((a + b) % 64), length)?;
+            for entries in [first, second] {
+                let (bits, length) = piece(entries);
+                if length > PUSH_BITS {
+                    end = self.push_pairs(end, &entries)?;
+                } else {
+                    end.push(&mut self.bytes, bits, length)?;
+                }
+            }
         }
         for pair in exponents.rest(lane) {
             end = self.push_pairs(end, &[table.get(pair)])?;

@@ -37,6 +37,10 @@ pub(super) const STREAM_ALIGNMENT: u64 = 16;
 
 /// Lanes that share a row of a narrow tile.
 pub(super) const ROW_LANES: usize = 4;
+/// Weights that four lanes, a *group*, have side by side.
+pub(super) const RUN: usize = UNIT * ROW_LANES;
+/// Units of a step of a group: two of each lane.
+pub(super) const GROUP_UNITS: usize = 2 * ROW_LANES;
 /// Rows of a band, the rows that the 32 lanes of a narrow tile have side by side.
 pub(super) const BAND_ROWS: usize = LANES / ROW_LANES;
 /// The most tiles, so less than 2^45 weights.
@@ -312,12 +316,11 @@ impl Places {
         self.bands * self.pairs
     }
 
-    /// The first weight of a unit of a step, counted from that of the step. A step has
-    /// [`STEP_UNITS`], in the order of the plane.
+    /// The first weight of a run, counted from that of its step: of the first or second unit of
+    /// each lane of a group.
     #[inline]
-    pub(super) const fn unit(&self, unit: usize) -> usize {
-        let (lane, half) = (unit / 2, unit % 2);
-        lane / ROW_LANES * self.group + lane % ROW_LANES * UNIT + half * self.pair / 2
+    pub(super) const fn run(&self, group: usize, half: usize) -> usize {
+        group * self.group + half * self.pair / 2
     }
 
     /// The weights of the first lane of each step's first units, in the order of the plane.
@@ -326,9 +329,6 @@ impl Places {
             .flat_map(move |band| (0..self.pairs).map(move |k| band * self.band + k * self.pair))
     }
 }
-
-/// Units of a step: two of each lane.
-pub(super) const STEP_UNITS: usize = 2 * LANES;
 
 #[cfg(test)]
 mod tests {

@@ -3,8 +3,8 @@
 use super::geometry::{PAIRS, UNIT};
 use crate::constants::SYMBOLS;
 use crate::{
-    Error, Result, bf16,
-    float::{Float, FloatSplit, with_float},
+    Error, Result,
+    float::{Float, FloatSplit, load, with_float},
     huffman,
 };
 
@@ -16,16 +16,19 @@ const TABLES: usize = 2;
 #[derive(Clone, Debug)]
 pub struct PairHistogram {
     tables: [Vec<u64>; TABLES],
+    /// The bits that some exponent has. Counters of higher exponents are not touched.
+    seen: u8,
     /// The last weight of a tensor with an odd number; its pair is counted too.
     odd: Option<u8>,
-    /// The bits that some weight has, of another float than BF16.
+    /// The bits that some weight has.
     set_bits: u32,
 }
 
 /// A histogram of nothing. Its memory comes when it is touched.
 impl Default for PairHistogram {
     fn default() -> Self {
-        Self { tables: [vec![0; PAIRS], vec![0; PAIRS]], odd: None, set_bits: 0 }
+        let tables = [vec![0; PAIRS], vec![0; PAIRS]];
+        Self { tables, seen: 0, odd: None, set_bits: 0 }
     }
 }
 
@@ -36,38 +39,21 @@ impl PairHistogram {
     /// [`Error::Parameter`] unless there are 65,536 of them.
     pub fn from_counts(counts: Vec<u64>) -> Result<Self> {
         if counts.len() == PAIRS {
-            return Ok(Self { tables: [counts, vec![0; PAIRS]], ..Self::default() });
+            let tables = [counts, vec![0; PAIRS]];
+            return Ok(Self { tables, seen: u8::MAX, ..Self::default() });
         }
         let problem = format!("{} counts of pairs of exponents", counts.len());
         Err(Error::parameter(problem, "pass 65,536 of them"))
     }
 
-    /// Counts `n` more little-endian weights (`2n` bytes), consecutive ones from an even element
-    /// on. An odd last weight, which only the end of a tensor may have, counts as a pair with
-    /// itself.
+    /// Counts `n` more little-endian BF16 weights (`2n` bytes), consecutive ones from an even
+    /// element on. An odd last weight, which only the end of a tensor may have, counts as a pair
+    /// with itself.
     ///
     /// # Panics
     /// Where the length is odd.
     pub fn add(&mut self, weights: &[u8]) {
-        assert!(weights.len().is_multiple_of(2), "weights are two bytes each");
-        let [first, second] = &mut self.tables;
-        let (groups, rest) = weights.as_chunks::<8>();
-        for group in groups {
-            let word = u64::from_le_bytes(*group) >> 7;
-            let pair = |word: u64| (word as usize & 0xFF) | (word as usize >> 8 & 0xFF00);
-            first[pair(word)] += 1;
-            second[pair(word >> 32)] += 1;
-        }
-        let exponent = |bytes: [u8; 2]| bf16::exponent(u16::from_le_bytes(bytes));
-        let (pair, odd) = rest.as_chunks::<4>();
-        for &[a, b, c, d] in pair {
-            first[usize::from(u16::from_le_bytes([exponent([a, b]), exponent([c, d])]))] += 1;
-        }
-        if let &[a, b] = odd {
-            let odd = exponent([a, b]);
-            first[usize::from(u16::from_le_bytes([odd; 2]))] += 1;
-            self.odd = Some(odd);
-        }
+        self.add_floats(FloatSplit::BF16, weights);
     }
 
     /// As [`add`](Self::add), of floats that are split in this way.
@@ -76,47 +62,53 @@ impl PairHistogram {
     /// As [`add`](Self::add), where bytes of a weight are missing.
     pub fn add_floats(&mut self, split: FloatSplit, weights: &[u8]) {
         assert!(weights.len().is_multiple_of(split.bytes()), "weights are whole");
-        if split == FloatSplit::BF16 {
-            return self.add(weights);
-        }
         with_float!(split, F => self.add_units::<F>(weights));
     }
 
     fn add_units<F: Float>(&mut self, weights: &[u8]) {
-        let mut units = weights.chunks_exact(UNIT * F::SPLIT.bytes());
+        let [first, second] =
+            self.tables.each_mut().map(|table| table.first_chunk_mut().expect("as many pairs"));
+        let tables: [&mut [u64; PAIRS]; TABLES] = [first, second];
+        let (each, mut set, mut seen) = (F::SPLIT.bytes(), 0, 0);
+        let mut units = weights.chunks_exact(UNIT * each);
         for unit in &mut units {
-            self.add_unit::<F>(F::load(unit), UNIT);
+            for (at, word) in unit.as_chunks().0.iter().enumerate() {
+                let word = u64::from_le_bytes(*word);
+                let pairs = F::pairs(word);
+                (set, seen) = (set | word, seen | pairs);
+                for pair in 0..4 / each {
+                    let place = usize::from((pairs >> (16 * each * pair)) as u16);
+                    tables[(at + pair) % TABLES][place] += 1;
+                }
+            }
         }
         let rest = units.remainder();
-        self.add_unit::<F>(F::load(rest), rest.len() / F::SPLIT.bytes());
-    }
-
-    #[inline]
-    fn add_unit<F: Float>(&mut self, weights: [u32; UNIT], count: usize) {
-        self.set_bits |= weights.iter().fold(0, |bits, weight| bits | weight);
-        let exponents = weights.map(|weight| F::SPLIT.exponent(weight));
-        for (at, pair) in exponents.as_chunks::<2>().0[..count / 2].iter().enumerate() {
-            self.tables[at % TABLES][usize::from(u16::from_le_bytes(*pair))] += 1;
-        }
+        let (mut exponents, count) = ([0; UNIT], rest.len() / each);
+        F::exponents(rest, &mut exponents[..count]);
         if count % 2 == 1 {
-            let odd = exponents[count - 1];
-            self.tables[0][usize::from(u16::from_le_bytes([odd; 2]))] += 1;
-            self.odd = Some(odd);
+            self.odd = Some(exponents[count - 1]);
+            exponents[count] = exponents[count - 1];
         }
+        for pair in &exponents.as_chunks().0[..count.div_ceil(2)] {
+            tables[0][usize::from(u16::from_le_bytes(*pair))] += 1;
+        }
+        seen |= u64::from_le_bytes(exponents);
+        self.seen = seen.to_le_bytes().iter().fold(self.seen, |all, one| all | one);
+        set = rest.chunks(8).fold(set, |set, word| set | load(word, 0));
+        self.set_bits |= F::any_of(set);
     }
 
-    /// The bits that some weight of [`add_floats`](Self::add_floats) has.
+    /// The bits that some weight has.
     pub(crate) fn set_bits(&self) -> u32 {
         self.set_bits
     }
 
     /// Adds the counts of another part of the tensor.
     pub fn merge(&mut self, other: &Self) {
-        for (table, other) in self.tables.iter_mut().zip(&other.tables) {
-            for (sum, count) in table.iter_mut().zip(other) {
-                *sum += count;
-            }
+        for (pair, count) in other.used() {
+            self.tables[0][usize::from(pair)] += count;
         }
+        self.seen |= other.seen;
         self.odd = self.odd.or(other.odd);
         self.set_bits |= other.set_bits;
     }
@@ -128,7 +120,10 @@ impl PairHistogram {
 
     /// The pairs that occur, ascending, each with its count.
     pub fn used(&self) -> impl Iterator<Item = (u16, u64)> + '_ {
-        (0..=u16::MAX).map(|pair| (pair, self.count(pair))).filter(|&(_, count)| count > 0)
+        let seconds = (0..=self.seen).map(|second| u16::from(second) << 8);
+        let pairs =
+            seconds.flat_map(|second| (0..=self.seen).map(move |first| second | u16::from(first)));
+        pairs.map(|pair| (pair, self.count(pair))).filter(|&(_, count)| count > 0)
     }
 
     /// The histogram of single exponents, for reports and entropies.

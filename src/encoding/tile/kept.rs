@@ -1,4 +1,4 @@
-//! The plane of other floats than BF16: the kept bits of units, and weights joined from them.
+//! The plane of other floats than BF16, joined with exponents.
 //!
 //! ```text
 //! unit     w0 w1 w2 w3 w4 w5 w6 w7     eight weights of a row
@@ -6,33 +6,11 @@
 //! ```
 //! Exponents come as those of BF16 do: placed in words of 16 bits, of a tile row by row.
 
-use super::geometry::{STEP_UNITS, Tile, UNIT};
+use super::geometry::{GROUP_UNITS, LANES, ROW_LANES, RUN, Tile, UNIT};
 use crate::{
     bf16,
     float::{Float, FloatSplit, MAX_KEPT_BYTES, MAX_UNIT_BYTES, with_float},
 };
-
-/// Packs the kept bits of a tile's weights.
-pub(super) fn pack<F: Float>(tile: Tile, weights: &[u8], mut plane: &mut [u8]) {
-    let each = F::SPLIT.bytes();
-    if let Some(places) = tile.places() {
-        let bytes = F::SPLIT.kept_bits() as usize;
-        for (at, plane) in places.iter().zip(plane.chunks_exact_mut(STEP_UNITS * bytes)) {
-            for (unit, own) in plane.chunks_exact_mut(bytes).enumerate() {
-                let at = each * (at + places.unit(unit));
-                let packed = F::pack(F::load(&weights[at..at + each * UNIT]));
-                own.copy_from_slice(&packed[..bytes]);
-            }
-        }
-        return;
-    }
-    tile.units().for_each(|(_, unit)| {
-        let packed = F::pack(F::load(&weights[each * unit.at..each * (unit.at + unit.count)]));
-        let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
-        let own = plane.split_off_mut(..bytes).expect("the plane has room for a tile");
-        own.copy_from_slice(&packed[..bytes]);
-    });
-}
 
 /// Joins the placed exponents of a tile, whose rows follow each other, with their kept bits:
 /// weights to `out`, whose rows are this many weights apart. Returns whether all exponents are
@@ -62,37 +40,35 @@ fn join_units<F: Float>(
     let tile = Tile { stride: tile.width, ..tile };
     let both = tile.places().zip(Tile { stride: pitch, ..tile }.places());
     if let Some((from, to)) = both {
-        let steps = from.iter().zip(to.iter()).zip(plane.chunks_exact(STEP_UNITS * kept_bytes));
-        for ((first, first_out), plane) in steps {
-            for (unit, kept) in plane.chunks_exact(kept_bytes).enumerate() {
-                let placed = placed[2 * (first + from.unit(unit))..].first_chunk();
-                let placed = placed.expect("a unit's exponents");
-                let joined = join_unit::<F>(placed, kept);
-                let at = each * (first_out + to.unit(unit));
-                out[at..at + each * UNIT].copy_from_slice(&joined[..each * UNIT]);
+        let planes = plane.chunks_exact(GROUP_UNITS * kept_bytes);
+        let steps = from.iter().zip(to.iter());
+        let groups = steps.flat_map(|step| (0..LANES / ROW_LANES).map(move |group| (step, group)));
+        for (((first, first_out), group), plane) in groups.zip(planes) {
+            for half in 0..2 {
+                let at = 2 * (first + from.run(group, half));
+                let placed = placed[at..at + 2 * RUN].as_chunks().0.iter();
+                let at = each * (first_out + to.run(group, half));
+                let units = out[at..at + each * RUN].chunks_exact_mut(each * UNIT);
+                for (lane, (placed, unit)) in placed.zip(units).enumerate() {
+                    F::join(placed, &plane[kept_bytes * (2 * lane + half)..][..kept_bytes], unit);
+                }
             }
         }
     } else {
         tile.units().for_each(|(_, unit)| {
             let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
             let (mut kept, mut whole) = ([0; MAX_KEPT_BYTES], [0; 2 * UNIT]);
+            let mut joined = [0; MAX_UNIT_BYTES];
             kept[..bytes].copy_from_slice(plane.split_off(..bytes).unwrap_or_default());
             let placed = &placed[2 * unit.at..2 * (unit.at + unit.count)];
             whole[..placed.len()].copy_from_slice(placed);
-            let joined = join_unit::<F>(&whole, &kept[..kept_bytes]);
+            F::join(&whole, &kept[..kept_bytes], &mut joined[..each * UNIT]);
             let at = each * (unit.row * pitch + unit.column);
             let out = &mut out[at..at + each * unit.count];
             out.copy_from_slice(&joined[..out.len()]);
         });
     }
     u32::from(bf16::exponent(seen)) >> F::SPLIT.exponent_bits() == 0
-}
-
-#[inline]
-fn join_unit<F: Float>(placed: &[u8; 2 * UNIT], kept: &[u8]) -> [u8; MAX_UNIT_BYTES] {
-    let placed = placed.as_chunks::<2>().0;
-    let exponents = std::array::from_fn(|at| bf16::exponent(u16::from_le_bytes(placed[at])));
-    F::join(exponents, kept)
 }
 
 /// Whether the bits after the last weight of a unit are zero, in the plane of a tile.

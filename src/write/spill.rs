@@ -1,0 +1,83 @@
+//! Segments that the first pass has encoded, in a temporary file until the second pass copies them:
+//! their lengths, from which all places follow, are known only when they are encoded.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use crate::{
+    Error, Result,
+    platform::{read_exact_at, write_all_at},
+    temporary::{TemporaryFile, file_beside},
+};
+
+/// A temporary file to which all threads append.
+#[derive(Debug)]
+pub(super) struct Spill {
+    file: TemporaryFile,
+    path: PathBuf,
+    end: AtomicU64,
+}
+
+impl Spill {
+    /// Makes one in the folder of an output; it is deleted when this is dropped.
+    pub(super) fn beside(output: &Path) -> Result<Self> {
+        let file = file_beside(output)?;
+        let path = file.file.path().to_owned();
+        Ok(Self { file, path, end: AtomicU64::new(0) })
+    }
+
+    /// Appends bytes, and returns where they are.
+    pub(super) fn add(&self, bytes: &[u8]) -> Result<u64> {
+        let at = self.end.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        write_all_at(self.file.file.as_file(), bytes, at)
+            .map_err(|error| Error::io("writing", &self.path, error))?;
+        Ok(at)
+    }
+
+    /// Fills `bytes` with those from a place on.
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        read_exact_at(self.file.file.as_file(), bytes, at)
+            .map_err(|error| Error::io("reading", &self.path, error))
+    }
+
+    /// Where the next bytes will be, while no thread appends.
+    pub(super) fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+
+    /// Forgets what is from a place on, while no thread appends: the room is used again.
+    pub(super) fn forget(&self, from: u64) {
+        self.end.store(from, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_and_the_file_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = || std::fs::read_dir(folder.path()).unwrap().count();
+        let spill = Spill::beside(&folder.path().join("out.df11")).unwrap();
+        let read = |at, length| {
+            let mut bytes = vec![0; length];
+            spill.read(at, &mut bytes).map(|()| bytes)
+        };
+        let first = spill.add(b"kept").unwrap();
+        let end = spill.end();
+        assert_eq!(spill.add(b"forgotten").unwrap(), end);
+        spill.forget(end);
+        assert_eq!(spill.add(b"taken").unwrap(), end);
+        assert_eq!(
+            (read(first, 4).unwrap(), read(end, 5).unwrap()),
+            (b"kept".into(), b"taken".into())
+        );
+        assert!(matches!(read(1 << 20, 1), Err(Error::Io { .. })));
+        assert_eq!(files(), 1);
+        drop(spill);
+        assert_eq!(files(), 0);
+    }
+}
