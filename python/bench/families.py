@@ -23,14 +23,15 @@ The note of an identical model tells why matrices are not compressed in memory, 
 
 import argparse
 import importlib.metadata
-import inspect
 import json
 import multiprocessing
 import resource
+import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable
+from itertools import product
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -38,7 +39,8 @@ from typing import Any
 
 import torch
 import transformers
-from family_configs import default, small
+from family_configs import LADDER, Shrink, default, small
+from family_inputs import Given, inputs
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.generation import utils as _  # noqa: F401 (what each process would import)
@@ -46,8 +48,6 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 import df11
 
-#: Arguments of a model.
-Given = dict[str, Any]
 #: A class that makes models, and a model type.
 Kind = tuple[str, str]
 #: Sends the result of a type: class, type, where to send it, how many bytes it may allocate.
@@ -77,10 +77,8 @@ FIRST += (
 )
 #: Reasons for which small parameters are ordinary in every model; the note tells all others.
 USUAL = {"a vector", "as small as it is", "a buffer", "not in the containers"}
-#: Types whose main input is an image, and which take a text alone too.
-TAKE_TEXT = ("idefics3", "smolvlm")
 #: Larger ones were not shrunk.
-MOST_WEIGHTS = 120_000_000
+MOST_WEIGHTS = 400_000_000
 
 
 def main() -> int:
@@ -137,7 +135,7 @@ def listed() -> list[Kind]:
     """The class and the name of each model type that has a config: `FIRST`, then by lists."""
     found: dict[str, str] = {}
     for kind, names in LISTS.items():
-        for name in getattr(modeling_auto, f"{names}_MAPPING_NAMES"):
+        for name in known_by(names):
             if name in configuration_auto.CONFIG_MAPPING_NAMES:
                 found.setdefault(name, kind)
     kinds = list(LISTS)
@@ -146,6 +144,12 @@ def listed() -> list[Kind]:
         return not name.startswith(FIRST), kinds.index(found[name]), name
 
     return [(found[name], name) for name in sorted(found, key=order)]
+
+
+def known_by(names: str) -> Iterable[str]:
+    """Model types of a list of `LISTS`."""
+    found: Iterable[str] = getattr(modeling_auto, f"{names}_MAPPING_NAMES")
+    return found
 
 
 def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
@@ -184,9 +188,7 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         try:
             bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
-            made = getattr(transformers, kind)
-            save(made, name, bf16)
-            expected, _, given = run(made, bf16)
+            made, expected, given = first(kind, name, bf16)
             again = run(made, bf16, given)[0]
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)
@@ -211,17 +213,43 @@ def in_words(error: BaseException) -> str:
     return " ".join(text.replace(f"{sys.prefix}/", "").split())[:160]
 
 
-def save(made: Any, name: str, folder: Path) -> None:
-    config = small(default(configuration_auto.CONFIG_MAPPING[name]))
+def first(kind: str, name: str, folder: Path) -> tuple[type, list[Tensor], Given]:
+    """The class of the first BF16 model that transformers makes and runs, of the smallest config,
+    what it gives and for which input.
+    """
+    others = [each for each, names in LISTS.items() if name in known_by(names) and each != kind]
+    unmade = unrun = None
+    for shrink, each in product(LADDER, (kind, *others)):
+        try:
+            made = save(getattr(transformers, each), name, folder, shrink)
+        except Exception as error:
+            unmade = unmade or error
+            continue
+        try:
+            found, _, given = run(made, folder)
+        except Exception as error:
+            unrun = unrun or error
+        else:
+            return made, found, given
+    why = unrun or unmade
+    assert why is not None
+    raise why
+
+
+def save(auto: Any, name: str, folder: Path, shrink: Shrink = small) -> type:
+    """Saves a seeded BF16 model. Gives its class."""
+    config = shrink(default(configuration_auto.CONFIG_MAPPING[name]))
     with torch.device("meta"):
-        count = sum(value.numel() for value in made.from_config(config).parameters())
+        count = sum(value.numel() for value in auto.from_config(config).parameters())
     if count > MOST_WEIGHTS:
         raise ValueError(f"{count:,} weights are too many")
-    model, generator = made.from_config(config), torch.Generator().manual_seed(7)
+    model, generator = auto.from_config(config), torch.Generator().manual_seed(7)
     for key, value in model.named_parameters():
         centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
         value.copy_(centre + 0.05 * torch.randn(value.shape, generator=generator))
+    shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(folder)
+    return type(model)
 
 
 def run(made: Any, folder: Path, given: Given | None = None) -> tuple[list[Tensor], Any, Given]:
@@ -237,78 +265,12 @@ def run(made: Any, folder: Path, given: Given | None = None) -> tuple[list[Tenso
         try:
             found = tree_leaves(dict(model(**one)))
         except Exception as error:
-            refused = refused or error
+            if refused is None or isinstance(refused, TypeError):
+                refused = error
         else:
             return [value for value in found if isinstance(value, Tensor)], model, one
     assert refused is not None
     raise refused
-
-
-def inputs(model: Any) -> list[Given]:
-    """Inputs to try: what the model mainly takes, then others by the names of its arguments."""
-    generator, config = torch.Generator().manual_seed(13), model.config
-    names = inspect.signature(model.forward).parameters
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
-
-    tokens = torch.arange(3, 99).remainder(300)[None]
-    words: Given = {"input_ids": tokens} if "input_ids" in names or "kwargs" in names else {}
-    if config.is_encoder_decoder:
-        words["decoder_input_ids"] = tokens[:, :24]
-    image = drawn(1, part(config, "num_channels", 3), *sides(config))
-    sound = drawn(
-        1, part(config, "num_mel_bins", 80), 2 * part(config, "max_source_positions", 150)
-    )
-    after = {name: value for name, value in words.items() if name != "input_ids"}
-    others = [
-        {"pixel_values": image, **after},
-        {"input_values": drawn(1, 16000), **after},
-        {"input_features": sound, **after},
-    ]
-    name = model.main_input_name
-    known = [each for each in others if name in each and config.model_type not in TAKE_TEXT]
-    tried = known or [{"input_ids": tokens, **after}]
-    tried += [{**words, **each} for each in others if names.keys() >= each.keys()]
-    tried += [*others, patches(names, config, drawn), shared(names, model, drawn)]
-    tried += [{"input_features": sound.transpose(1, 2)}, {"pixel_values": image[:, None]}]
-    return [each for each in tried if each]
-
-
-def part(config: Any, name: str, otherwise: int) -> int:
-    """A size of a model, or of the first part of it that has one."""
-    parts = (getattr(config, each, None) for each in config.sub_configs)
-    found = (getattr(each, name, None) for each in (config, *parts))
-    return next((value for value in found if value), otherwise)
-
-
-def sides(config: Any) -> tuple[int, int]:
-    size: Any = part(config, "image_size", 224)
-    return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-
-
-def patches(names: Any, config: Any, drawn: Any) -> Given:
-    """Four by four patches of an image, for models that take any number of them."""
-    grid = next((name for name in names if name.endswith("grid_thw")), None)
-    if grid is None:
-        return {}
-    deep = part(config, "temporal_patch_size", 1)
-    width = part(config, "in_channels", 3) * deep * part(config, "patch_size", 14) ** 2
-    name = "hidden_states" if "hidden_states" in names else "pixel_values"
-    return {name: drawn(16, width), grid: torch.tensor([[1, 4, 4]])}
-
-
-def shared(names: Any, model: Any, drawn: Any) -> Given:
-    """For an assistant: states of a larger model, with its keys and values by kind of layer."""
-    if "shared_kv_states" not in names:
-        return {}
-    pairs = {}
-    for layer in (each for each in model.modules() if hasattr(each, "is_kv_shared_layer")):
-        heads = layer.config.num_attention_heads // layer.num_key_value_groups
-        shape = 1, heads, 96, layer.head_dim
-        pairs.setdefault(layer.layer_type, (drawn(*shape), drawn(*shape)))
-    states = drawn(1, 1, 2 * model.config.backbone_hidden_size)
-    return {"inputs_embeds": states, "shared_kv_states": pairs}
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
