@@ -15,6 +15,9 @@ to 10 s a type and core.
 |---|---|
 | identical | all outputs have BF16's bits |
 | BF16 differs | the BF16 model itself gives other bits when it is loaded a second time |
+| part | it has no class or no forward of its own, and is a part of the types in the note |
+| no forward | transformers' class has no forward, only functions that generate |
+| not in BF16 | transformers runs the model in float32, and not in BF16 |
 | no model | transformers makes, saves, loads or runs no BF16 model of the shrunk config |
 | FAILED | anything else |
 
@@ -61,6 +64,7 @@ LISTS = {
     "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
     "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
     "AutoModel": "MODEL",
+    "AutoModelForTextToWaveform": "MODEL_FOR_TEXT_TO_WAVEFORM",
 }
 #: Model types whose names begin so come first: this year's.
 FIRST = ("qwen3_next", "qwen3_5", "qwen4", "gemma4", "deepseek_v3", "deepseek_v4", "glm4", "glm5")
@@ -167,18 +171,25 @@ def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
 def result(work: Work, kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
     """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    arguments = kind, name, theirs, int(options.memory * 1e9)
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    process.start()
-    theirs.close()
     late = f"not done in {options.seconds} s"
-    try:
-        said = ours.recv() if ours.poll(options.seconds) else ("no model", "", late)
-    except EOFError:
-        said = ("FAILED", "", "the process ended")
-    process.kill()
-    process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = folder, work, kind, name, theirs, int(options.memory * 1e9)
+        process = multiprocessing.get_context("fork").Process(target=within, args=arguments)
+        process.start()
+        theirs.close()
+        try:
+            said = ours.recv() if ours.poll(options.seconds) else ("no model", "", late)
+        except EOFError:
+            said = ("FAILED", "", "the process ended")
+        process.kill()
+        process.join()
     return said
+
+
+def within(folder: str, work: Work, *arguments: Any) -> None:
+    """Works with all temporary files in a folder, which outlives a process that is killed."""
+    tempfile.tempdir = folder
+    work(*arguments)
 
 
 def work(kind: str, name: str, answer: Connection, memory: int) -> None:
@@ -204,7 +215,33 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             else:
                 answer.send(("FAILED", told, "other outputs"))
         except BaseException as error:
-            answer.send((stage, "", in_words(error)))
+            if isinstance(error, OnlyFloat32):
+                stage = "not in BF16"
+            elif stage == "no model" and not has_forward(kind, name):
+                stage = "part" if [*holders(name)] else "no forward"
+            told = f"of {', '.join(holders(name))}" if stage == "part" else in_words(error)
+            answer.send((stage, "", told))
+
+
+class OnlyFloat32(Exception):
+    """A model refuses BF16, and runs in float32."""
+
+
+def has_forward(kind: str, name: str) -> bool:
+    try:
+        made = getattr(transformers, kind)._model_mapping[configuration_auto.CONFIG_MAPPING[name]]
+    except ValueError:  # transformers names a class that it does not have
+        return False
+    except Exception:
+        return True
+    return "unimplemented" not in getattr(getattr(made, "forward", None), "__name__", "")
+
+
+def holders(name: str) -> Iterable[str]:
+    """Model types that have a config of this type as a part."""
+    for other, kind in configuration_auto.CONFIG_MAPPING.items():
+        if any(each.model_type == name for each in kind.sub_configs_defaults.values()):
+            yield other
 
 
 def in_words(error: BaseException) -> str:
@@ -228,12 +265,25 @@ def first(kind: str, name: str, folder: Path) -> tuple[type, list[Tensor], Given
         try:
             found, _, given = run(made, folder)
         except Exception as error:
+            if is_of_dtypes(error) and runs(made, folder, torch.float32):
+                raise OnlyFloat32(in_words(error)) from error
             unrun = unrun or error
         else:
             return made, found, given
     why = unrun or unmade
     assert why is not None
     raise why
+
+
+def is_of_dtypes(error: Exception) -> bool:
+    return any(word in str(error) for word in ("dtype", "scalar type", "BFloat16"))
+
+
+def runs(made: type, folder: Path, dtype: torch.dtype) -> bool:
+    try:
+        return bool(run(made, folder, dtype=dtype))
+    except Exception:
+        return False
 
 
 def save(auto: Any, name: str, folder: Path, shrink: Shrink = small) -> type:
@@ -252,25 +302,26 @@ def save(auto: Any, name: str, folder: Path, shrink: Shrink = small) -> type:
     return type(model)
 
 
-def run(made: Any, folder: Path, given: Given | None = None) -> tuple[list[Tensor], Any, Given]:
+def run(
+    made: Any, folder: Path, given: Given | None = None, dtype: torch.dtype = torch.bfloat16
+) -> tuple[list[Tensor], Any, Given]:
     """All that a model returns for an input: the given one, or the first that it takes."""
-    model = made.from_pretrained(folder, dtype=torch.bfloat16).eval().requires_grad_(False)
+    model = made.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
     for each in (model.config, *model.config.sub_configs):
         part = getattr(model.config, each, None) if isinstance(each, str) else each
         if hasattr(part, "use_cache"):
             part.use_cache = False
     refused = None
-    for one in inputs(model) if given is None else [given]:
+    for one in inputs(model, dtype) if given is None else [given]:
         torch.manual_seed(11)  # of models that draw noise
         try:
             found = tree_leaves(dict(model(**one)))
         except Exception as error:
-            if refused is None or isinstance(refused, TypeError):
+            if refused is None or isinstance(refused, TypeError) or is_of_dtypes(error):
                 refused = error
         else:
             return [value for value in found if isinstance(value, Tensor)], model, one
-    assert refused is not None
-    raise refused
+    raise refused or TypeError(f"no input is known of {type(model).__name__}")
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -279,7 +330,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def bits(value: Tensor) -> Tensor:
-    return value.contiguous().view(-1).view(torch.uint8)
+    return value.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 if __name__ == "__main__":

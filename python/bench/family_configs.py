@@ -88,6 +88,7 @@ FIXED: dict[str, dict[str, Any]] = {
         },
     },
     "ernie4_5_vl_moe_text": {"rope_parameters": ROTATIONS | {"mrope_section": [5, 5, 6]}},
+    "esm": {"vocab_size": VOCABULARY},
     "gemma4_assistant": {"backbone_hidden_size": HIDDEN},
     "gemma4_unified_assistant": {"backbone_hidden_size": HIDDEN},
     "glm4_moe": {"head_dim": HIDDEN // HEADS},
@@ -97,18 +98,26 @@ FIXED: dict[str, dict[str, Any]] = {
     },
     "hy_v4_vl_text": {"rope_parameters": ROTATIONS | {"mrope_section": [4, 2, 2]}},
     "informer": {"prediction_length": 24},
+    "instructblip": {"image_token_index": 3},
+    "instructblipvideo": {"video_token_index": 3},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv", "full_attention"]},
     "longcat_flash": {"qk_head_dim": 2 * SIZES["qk_rope_head_dim"]},
     "mamba2": {"head_dim": 2 * HIDDEN // HEADS},
     "mistral4": {"head_dim": 2 * SIZES["qk_rope_head_dim"]},
     "molmo2_adapter": {"vision_feature_layer": [-2, -4]},
+    "moonshine_streaming": {"num_key_value_heads": HEADS},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": HIDDEN // HEADS,
         "indexer_budget": 32, "indexer_compress_ratio": 4, "hc_lowrank": HIDDEN // 2,
     },
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4]},
+    "step3p5": {"sliding_window": 16},
+    "t5gemma2_text": {"dropout_rate": 0.0},
     "time_series_transformer": {"prediction_length": 24},
+    "vibevoice_acoustic_tokenizer": {"num_filters": 4},
+    "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 4},
     "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
     "zamba": {
         "layers_block_type": ["linear_attention"] * 2 + ["hybrid"] * 2,
@@ -231,6 +240,8 @@ def shrunk(fields: dict[str, Any], chosen: Callable[[dict[str, Any]], Sizes]) ->
     sizes = chosen(fields)
     depths = "num_hidden_layers", "n_layer", "num_layers"
     before = next((fields[key] for key in depths if fields.get(key)), None)
+    if isinstance(fields.get("num_heads"), (list, tuple)):
+        sizes = {name: size for name, size in sizes.items() if name != "embed_dim"}
     heads, groups = fields.get("num_attention_heads"), fields.get("num_key_value_heads")
     found: dict[str, Any] = {}
     for key, value in fields.items():

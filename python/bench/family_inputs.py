@@ -10,7 +10,7 @@ from torch import Tensor
 
 #: Arguments of a model.
 Given = dict[str, Any]
-#: Makes seeded random numbers of a shape in BF16.
+#: Makes seeded random numbers of a shape, in the model's dtype.
 Drawn = Callable[..., Tensor]
 #: Arguments that a model may want although they have a default.
 MAIN = {
@@ -18,14 +18,16 @@ MAIN = {
     "input_values", "past_values",
 }  # fmt: skip
 #: Types whose main input is an image, and which take a text alone too.
-TAKE_TEXT = ("idefics3", "smolvlm")
+TAKE_TEXT = ("idefics3", "kosmos-2", "smolvlm")
 #: How many inputs are tried.
 MOST = 64
 #: Sides of the grid of patches of an image, and frames of a video.
 GRID, FRAMES = 4, 8
+#: Samples of a sound, a multiple of the steps of all codecs.
+SAMPLES = 19200
 
 
-def inputs(model: Any) -> Iterator[Given]:
+def inputs(model: Any, dtype: torch.dtype) -> Iterator[Given]:
     """Inputs to try: what the model mainly takes and what it must be given, then what it may be.
 
     An argument has a few layouts, of an image for instance pixels and flat patches; all are tried.
@@ -33,7 +35,7 @@ def inputs(model: Any) -> Iterator[Given]:
     generator = torch.Generator().manual_seed(13)
 
     def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
+        return torch.randn(shape, generator=generator).to(dtype)
 
     arguments = inspect.signature(model.forward).parameters
     wanted = {
@@ -41,10 +43,13 @@ def inputs(model: Any) -> Iterator[Given]:
         for name, each in arguments.items()
         if each.default is each.empty and each.kind is not each.VAR_KEYWORD
     }
-    main = "input_ids" if model.config.model_type in TAKE_TEXT else model.main_input_name
-    first = wanted | ({main} & arguments.keys()) or {main}
+    named = model.main_input_name
+    mains = {named} if isinstance(named, str) else set(named)
+    if model.config.model_type in TAKE_TEXT:
+        mains = {"input_ids"}
+    first = wanted | (mains & arguments.keys()) or mains
     groups = []
-    for layouts in (words, images, videos, sounds, series, states):
+    for layouts in (words, images, videos, spectra, samples, series, states):
         kept = [
             {name: value for name, value in layout.items() if name in arguments or name in first}
             for layout in layouts(model, drawn)
@@ -77,12 +82,21 @@ def part(config: Any, names: str, otherwise: Any) -> Any:
 
 
 def words(model: Any, drawn: Drawn) -> list[Given]:
-    tokens = torch.arange(3, 99).remainder(300)[None]
+    config, tokens = model.config, torch.arange(3, 99).remainder(300)[None]
     ones, places = torch.ones_like(tokens), torch.arange(96)
     given: Given = {"input_ids": tokens, "token_type_ids": 0 * ones, "attention_mask": ones}
-    if model.config.is_encoder_decoder:
-        books = part(model.config, "num_codebooks", 1) if model.config.model_type == "dia" else 1
-        given["decoder_input_ids"] = tokens[:, :24] if books == 1 else tokens[..., None]
+    if config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens[:, :24]
+    if config.model_type == "dia":
+        books = part(config, "num_channels", 1)
+        given["decoder_input_ids"] = tokens[..., None].expand(-1, -1, books)
+    if config.model_type == "kyutai_speech_to_text":
+        given["input_ids"] = tokens[..., None].expand(-1, -1, config.num_codebooks + 1)
+    if config.model_type.startswith("musicgen"):
+        books = config.decoder.num_codebooks
+        given["decoder_input_ids"] = tokens[:, :24].expand(books, -1)
+    given["task_inputs"] = tokens
+    given["image_embeds_position_mask"] = (places < 64).long()[None]
     given["bbox"] = torch.stack([places, places, places + 9, places + 9], dim=-1)[None]
     given["qformer_input_ids"] = given["classes_input_ids"] = given["tasks_input_ids"] = tokens
     return [given]
@@ -103,16 +117,25 @@ def images(model: Any, drawn: Drawn) -> list[Given]:
     counted = dict.fromkeys(("grid_thw", "image_grid_thw"), grid)
     ones = torch.ones(1, count, dtype=torch.int64)
     return [
-        {"pixel_values": pixels, "pixel_mask": torch.ones(1, high, wide, dtype=torch.int64)},
+        {
+            "pixel_values": pixels, "pixel_mask": torch.ones(1, high, wide, dtype=torch.int64),
+            "prompt_pixel_values": pixels, "prompt_masks": pixels,
+        },
         {"pixel_values": flat, **counted, "merge_sizes": torch.tensor([1])},
         {"hidden_states": flat, **counted},
+        {"pixel_values": drawn(count, 2 * flat.shape[1]), **counted},
         {"pixel_values": drawn(count, colours, side, side), **counted},
         {"pixel_values": drawn(count, merged, merged, colours), **counted},
         {
             "pixel_values": flat[None], "pixel_attention_mask": ones, "pixel_position_ids": places,
             "spatial_shapes": grid[:, 1:], "target_sizes": grid[:, 1:],
         },
-        {"pixel_values": pixels[:, None]},
+        {
+            "pixel_values": pixels[:, None],
+            "image_attention_mask": torch.ones(1, 96, 1, dtype=torch.int64),
+        },
+        {"pixel_values": pixels[:, None].expand(-1, 2, -1, -1, -1)},
+        {"pixel_values": pixels[..., : high - high % (4 * side), : wide - wide % (4 * side)]},
         *({"pixel_values": each["pixel_values_videos"]} for each in videos(model, drawn)),
     ]  # fmt: skip
 
@@ -125,32 +148,43 @@ def videos(model: Any, drawn: Drawn) -> list[Given]:
 
 
 def sides(config: Any) -> tuple[int, int]:
-    size: Any = part(config, "image_size", 224)
+    size: Any = part(config, "image_size max_img_size", 224)
+    if config.model_type == "seggpt":  # of an image below its prompt
+        size = size[0] // 2, size[1]
     if isinstance(size, dict):
         size = size["height"], size["width"]
+    if ratios := getattr(config, "scaled_images_ratios", None):
+        size = int(config.patch_size / min(ratios))
     return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
 
 
-def sounds(model: Any, drawn: Drawn) -> list[Given]:
-    """Bands of a spectrum by time, time by bands, and samples."""
+def spectra(model: Any, drawn: Drawn) -> list[Given]:
+    """Bands of a spectrum by time, time by bands, in channels, and some frames stacked."""
     config = model.config
     names = "num_mel_bins input_feat_size input_feat_per_channel feature_projection_input_dim"
     bands = part(config, f"{names} feature_size mel_bins", 128)
-    time = part(config, "max_length", 0) or 2 * part(config, "max_source_positions", 150)
+    bands *= part(config, "num_stacked_frames", 1)
+    time = part(config, "max_length", 0) or 2 * part(config, "max_source_positions", 160)
     spectrum = drawn(1, bands, time)
     turned = spectrum.transpose(1, 2).contiguous()
-    samples = drawn(1, 19200)
     mask = torch.ones(1, time, dtype=torch.int64)
     longer = torch.ones(1, 1, dtype=torch.bool)
     masks = {"input_features_mask": mask, "audio_mel_mask": mask.bool(), "is_longer": longer}
     return [
         {"input_features": spectrum, **masks},
         {"input_features": turned, "audio_mel": turned, **masks},
+        {"input_features": turned[:, None], **masks},
         {"input_features": turned[:, None].expand(1, 4, -1, -1), **masks},
-        {"input_values": samples},
-        {"input_values": samples[:, None]},
-        {"input_values": turned},
+        {"input_features": drawn(1, time, 4 * bands), **masks},
+        {"input_features": turned[:, : SAMPLES // 320]},
     ]
+
+
+def samples(model: Any, drawn: Drawn) -> list[Given]:
+    """Samples, with a channel, and time by bands."""
+    sound = drawn(1, SAMPLES)
+    turned = [each["input_features"] for each in spectra(model, drawn)[1:2]]
+    return [{"input_values": each} for each in (sound, sound[:, None], *turned)]
 
 
 def series(model: Any, drawn: Drawn) -> list[Given]:
@@ -184,19 +218,21 @@ def states(model: Any, drawn: Drawn) -> list[Given]:
         steps, one = torch.arange(8)[None], drawn(1, 8, 1)
         given = {"states": world, "actions": acts, "rewards": one, "returns_to_go": one}
         return [{**given, "timesteps": steps, "attention_mask": torch.ones(1, 8)}]
-    if "inputs" in names:
-        return []
     patch = part(config, "patch_size", 16)
     patch = patch if isinstance(patch, int) else patch[0]
-    boxes = torch.rand(1, 10, 4, generator=torch.Generator().manual_seed(5)).to(torch.bfloat16)
+    boxes = drawn(1, 10, 4).sigmoid()
+    context = drawn(1, 8, width * len(part(config, "target_layer_ids", [0])))
+    patches = drawn(1, 16, 2 + 3 * patch * patch)
+    patches[..., :2] = 1  # their row and column
     return [
         {
             "query_embeds": drawn(1, 16, width),
             "encoder_hidden_states": drawn(1, 16, part(config, "encoder_hidden_size", width)),
             "state": drawn(1, part(config, "max_state_dim", 32)),
-            "noise_embeds": drawn(1, 8, width), "latents": drawn(1, width, 10),
+            "noise_embeds": drawn(1, 8, width), "context_hidden_states": context,
+            "latents": drawn(1, width, 10),
             "visual_feats": drawn(1, 10, part(config, "visual_feat_dim", 2048)),
-            "visual_pos": boxes, "flattened_patches": drawn(1, 16, 2 + 3 * patch * patch),
+            "visual_pos": boxes, "flattened_patches": patches,
         },
     ]  # fmt: skip
 
