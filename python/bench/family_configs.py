@@ -88,7 +88,7 @@ FIXED: dict[str, dict[str, Any]] = {
         },
     },
     "ernie4_5_vl_moe_text": {"rope_parameters": ROTATIONS | {"mrope_section": [5, 5, 6]}},
-    "esm": {"vocab_size": VOCABULARY},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 4},
     "gemma4_assistant": {"backbone_hidden_size": HIDDEN},
     "gemma4_unified_assistant": {"backbone_hidden_size": HIDDEN},
     "glm4_moe": {"head_dim": HIDDEN // HEADS},

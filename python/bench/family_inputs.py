@@ -21,6 +21,8 @@ MAIN = {
 TAKE_TEXT = ("idefics3", "kosmos-2", "smolvlm")
 #: How many inputs are tried.
 MOST = 64
+#: Length of a text.
+TOKENS = 96
 #: Sides of the grid of patches of an image, and frames of a video.
 GRID, FRAMES = 4, 8
 #: Samples of a sound, a multiple of the steps of all codecs.
@@ -82,8 +84,8 @@ def part(config: Any, names: str, otherwise: Any) -> Any:
 
 
 def words(model: Any, drawn: Drawn) -> list[Given]:
-    config, tokens = model.config, torch.arange(3, 99).remainder(300)[None]
-    ones, places = torch.ones_like(tokens), torch.arange(96)
+    config, tokens = model.config, torch.arange(3, 3 + TOKENS).remainder(300)[None]
+    ones, places = torch.ones_like(tokens), torch.arange(TOKENS)
     given: Given = {"input_ids": tokens, "token_type_ids": 0 * ones, "attention_mask": ones}
     if config.is_encoder_decoder:
         given["decoder_input_ids"] = tokens[:, :24]
@@ -132,7 +134,7 @@ def images(model: Any, drawn: Drawn) -> list[Given]:
         },
         {
             "pixel_values": pixels[:, None],
-            "image_attention_mask": torch.ones(1, 96, 1, dtype=torch.int64),
+            "image_attention_mask": torch.ones(1, TOKENS, 1, dtype=torch.int64),
         },
         {"pixel_values": pixels[:, None].expand(-1, 2, -1, -1, -1)},
         {"pixel_values": pixels[..., : high - high % (4 * side), : wide - wide % (4 * side)]},
@@ -177,6 +179,7 @@ def spectra(model: Any, drawn: Drawn) -> list[Given]:
         {"input_features": turned[:, None].expand(1, 4, -1, -1), **masks},
         {"input_features": drawn(1, time, 4 * bands), **masks},
         {"input_features": turned[:, : SAMPLES // 320]},
+        {"input_features": drawn(1, bands, 8 * TOKENS)},
     ]
 
 
@@ -242,7 +245,7 @@ def shared(model: Any, drawn: Drawn) -> Given:
     pairs = {}
     for layer in (each for each in model.modules() if hasattr(each, "is_kv_shared_layer")):
         heads = layer.config.num_attention_heads // layer.num_key_value_groups
-        shape = 1, heads, 96, layer.head_dim
+        shape = 1, heads, TOKENS, layer.head_dim
         pairs.setdefault(layer.layer_type, (drawn(*shape), drawn(*shape)))
     return {
         "inputs_embeds": drawn(1, 1, 2 * model.config.backbone_hidden_size),
