@@ -215,11 +215,13 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             else:
                 answer.send(("FAILED", told, "other outputs"))
         except BaseException as error:
+            told = in_words(error)
             if isinstance(error, OnlyFloat32):
-                stage = "not in BF16"
+                stage, told = "not in BF16", str(error)
             elif stage == "no model" and not has_forward(kind, name):
-                stage = "part" if [*holders(name)] else "no forward"
-            told = f"of {', '.join(holders(name))}" if stage == "part" else in_words(error)
+                wholes = [*holders(name)]
+                stage = "part" if wholes else "no forward"
+                told = f"of {', '.join(wholes)}" if wholes else told
             answer.send((stage, "", told))
 
 
@@ -306,7 +308,7 @@ def run(
     made: Any, folder: Path, given: Given | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[list[Tensor], Any, Given]:
     """All that a model returns for an input: the given one, or the first that it takes."""
-    model = made.from_pretrained(folder, dtype=dtype).eval().requires_grad_(False)
+    model = made.from_pretrained(str(folder), dtype=dtype).eval().requires_grad_(False)
     for each in (model.config, *model.config.sub_configs):
         part = getattr(model.config, each, None) if isinstance(each, str) else each
         if hasattr(part, "use_cache"):

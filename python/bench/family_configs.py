@@ -88,6 +88,12 @@ FIXED: dict[str, dict[str, Any]] = {
         },
     },
     "ernie4_5_vl_moe_text": {"rope_parameters": ROTATIONS | {"mrope_section": [5, 5, 6]}},
+    "edgetam_vision_model": {
+        "backbone_config": {
+            "model_type": "timm_wrapper", "architecture": "repvit_m1",
+            "model_args": {"in_chans": 3, "features_only": True, "out_indices": [0, 1, 2, 3]},
+        },
+    },
     "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 4},
     "gemma4_assistant": {"backbone_hidden_size": HIDDEN},
     "gemma4_unified_assistant": {"backbone_hidden_size": HIDDEN},
@@ -107,6 +113,12 @@ FIXED: dict[str, dict[str, Any]] = {
     "molmo2_adapter": {"vision_feature_layer": [-2, -4]},
     "moonshine_streaming": {"num_key_value_heads": HEADS},
     "nemotron": {"num_key_value_heads": 2},
+    "perception_lm": {
+        "vision_config": {
+            "model_type": "timm_wrapper", "architecture": "vit_pe_lang_large_patch14_448",
+            "model_args": {"embed_dim": HIDDEN, "depth": LAYERS, "num_heads": HEADS},
+        },
+    },
     "qwen4_exp_text": {
         "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": HIDDEN // HEADS,
         "indexer_budget": 32, "indexer_compress_ratio": 4, "hc_lowrank": HIDDEN // 2,
@@ -114,6 +126,7 @@ FIXED: dict[str, dict[str, Any]] = {
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [HIDDEN // 4, 3 * HIDDEN // 4]},
     "step3p5": {"sliding_window": 16},
     "t5gemma2_text": {"dropout_rate": 0.0},
+    "timm_backbone": {"backbone": "resnet18"},
     "time_series_transformer": {"prediction_length": 24},
     "vibevoice_acoustic_tokenizer": {"num_filters": 4},
     "vibevoice_acoustic_tokenizer_decoder": {"num_filters": 4},
