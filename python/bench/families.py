@@ -6,10 +6,10 @@
     python bench/families.py --jobs 16                                 # on 16 cores
 
 For each model type that transformers has a class of `LISTS` for, a config is shrunk by the names of
-its fields, a model with seeded weights is saved and compressed, and everything that it returns for
-one input (the first of a text, an image or sound, and several of them that the BF16 model takes) is
-compared with what the BF16 model returns, bit for bit. Each type has a process of its own. Takes 5
-to 10 s a type and core.
+its fields (the first way of `LADDER` that gives a model), a model with seeded weights is saved and
+compressed, and everything that it returns for one input (the first of `inputs` that the BF16 model
+takes) is compared with what the BF16 model returns, bit for bit. Each type has a process of its
+own. Takes 5 to 10 s a type and core.
 
 | result | meaning |
 |---|---|
@@ -195,6 +195,10 @@ def within(folder: str, work: Work, *arguments: Any) -> None:
 def work(kind: str, name: str, answer: Connection, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch.set_num_threads(1)
+    if not has_forward(kind, name):
+        wholes = ", ".join(holders(name))
+        answer.send(("part", "", f"of {wholes}") if wholes else ("no forward", "", ""))
+        return
     stage = "no model"
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         try:
@@ -214,15 +218,10 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
                 answer.send(("BF16 differs", told, why))
             else:
                 answer.send(("FAILED", told, "other outputs"))
+        except OnlyFloat32 as error:
+            answer.send(("not in BF16", "", str(error)))
         except BaseException as error:
-            told = in_words(error)
-            if isinstance(error, OnlyFloat32):
-                stage, told = "not in BF16", str(error)
-            elif stage == "no model" and not has_forward(kind, name):
-                wholes = [*holders(name)]
-                stage = "part" if wholes else "no forward"
-                told = f"of {', '.join(wholes)}" if wholes else told
-            answer.send((stage, "", told))
+            answer.send((stage, "", in_words(error)))
 
 
 class OnlyFloat32(Exception):
@@ -230,6 +229,7 @@ class OnlyFloat32(Exception):
 
 
 def has_forward(kind: str, name: str) -> bool:
+    """Whether transformers has the class of a model type, with a forward of its own."""
     try:
         made = getattr(transformers, kind)._model_mapping[configuration_auto.CONFIG_MAPPING[name]]
     except ValueError:  # transformers names a class that it does not have

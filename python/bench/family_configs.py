@@ -166,14 +166,14 @@ def small(config: Any) -> Any:
 
 
 def linked(config: Any) -> Any:
-    """The same, and widths that equal the width of any part shrink with it."""
+    """A config with small sizes, where fields that equal the width of a part are as small as it."""
     fields = config.to_dict()
     sizes = SIZES | links(fields)
     return type(config)(**shrunk(fields, lambda _: sizes))
 
 
 def fresh(config: Any) -> Any:
-    """A config of the same class from such sizes alone, which derives all other fields."""
+    """A config made from small sizes alone, which derives its other fields from them."""
     return type(config)(**declared(config, SIZES | links(config.to_dict())))
 
 
