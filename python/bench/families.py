@@ -6,15 +6,18 @@
     python bench/families.py --jobs 16                                 # on 16 cores
 
 For each model type that transformers has a class of `LISTS` for, a config is shrunk by the names of
-its fields, a model with seeded weights is saved and compressed, and everything that it returns for
-one input (the first of a text, an image or sound, and several of them that the BF16 model takes) is
-compared with what the BF16 model returns, bit for bit. Each type has a process of its own. Takes 5
-to 10 s a type and core.
+its fields (the first way of `LADDER` that gives a model), a model with seeded weights is saved and
+compressed, and everything that it returns for one input (the first of `inputs` that the BF16 model
+takes) is compared with what the BF16 model returns, bit for bit. Each type has a process of its
+own. Takes 5 to 10 s a type and core.
 
 | result | meaning |
 |---|---|
 | identical | all outputs have BF16's bits |
 | BF16 differs | the BF16 model itself gives other bits when it is loaded a second time |
+| part | it has no class or no forward of its own, and is a part of the types in the note |
+| no forward | transformers' class has no forward, only functions that generate |
+| not in BF16 | transformers runs the model in float32, and not in BF16 |
 | no model | transformers makes, saves, loads or runs no BF16 model of the shrunk config |
 | FAILED | anything else |
 
@@ -23,15 +26,16 @@ The note of an identical model tells why matrices are not compressed in memory, 
 
 import argparse
 import importlib.metadata
-import inspect
 import json
 import multiprocessing
 import resource
+import shutil
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from itertools import product
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -39,7 +43,8 @@ from typing import Any
 
 import torch
 import transformers
-from family_configs import default, small
+from family_configs import LADDER, Shrink, default, small
+from family_inputs import Given, inputs
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers.generation import utils as _  # noqa: F401 (what each process would import)
@@ -47,8 +52,6 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 import df11
 
-#: Arguments of a model.
-Given = dict[str, Any]
 #: A class that makes models, and a model type.
 Kind = tuple[str, str]
 #: Sends the result of a type: class, type, where to send it, how many bytes it may allocate.
@@ -62,6 +65,7 @@ LISTS = {
     "AutoModelForSeq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
     "AutoModelForSpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ",
     "AutoModel": "MODEL",
+    "AutoModelForTextToWaveform": "MODEL_FOR_TEXT_TO_WAVEFORM",
 }
 #: Model types whose names begin so come first: this year's.
 FIRST = ("qwen3_next", "qwen3_5", "qwen4", "gemma4", "deepseek_v3", "deepseek_v4", "glm4", "glm5")
@@ -78,10 +82,8 @@ FIRST += (
 )
 #: Reasons for which small parameters are ordinary in every model; the note tells all others.
 USUAL = {"a vector", "as small as it is", "a buffer", "not in the containers"}
-#: Types whose main input is an image, and which take a text alone too.
-TAKE_TEXT = ("idefics3", "smolvlm")
 #: Larger ones were not shrunk.
-MOST_WEIGHTS = 120_000_000
+MOST_WEIGHTS = 400_000_000
 
 
 def main() -> int:
@@ -138,7 +140,7 @@ def listed() -> list[Kind]:
     """The class and the name of each model type that has a config: `FIRST`, then by lists."""
     found: dict[str, str] = {}
     for kind, names in LISTS.items():
-        for name in getattr(modeling_auto, f"{names}_MAPPING_NAMES"):
+        for name in known_by(names):
             if name in configuration_auto.CONFIG_MAPPING_NAMES:
                 found.setdefault(name, kind)
     kinds = list(LISTS)
@@ -147,6 +149,12 @@ def listed() -> list[Kind]:
         return not name.startswith(FIRST), kinds.index(found[name]), name
 
     return [(found[name], name) for name in sorted(found, key=order)]
+
+
+def known_by(names: str) -> Iterable[str]:
+    """Model types of a list of `LISTS`."""
+    found: Iterable[str] = getattr(modeling_auto, f"{names}_MAPPING_NAMES")
+    return found
 
 
 def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
@@ -167,31 +175,40 @@ _forking = threading.Lock()
 def result(work: Work, kind: str, name: str, options: argparse.Namespace) -> tuple[str, str, str]:
     """The answer of a separate process: the result, compressed of all parameters, why not."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    arguments = kind, name, theirs, int(options.memory * 1e9)
-    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
-    with _forking:  # filelock refuses forks in the middle of another one
-        process.start()
-    theirs.close()
     late = f"not done in {options.seconds} s"
-    try:
-        said = ours.recv() if ours.poll(options.seconds) else ("no model", "", late)
-    except EOFError:
-        said = ("FAILED", "", "the process ended")
-    process.kill()
-    process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = folder, work, kind, name, theirs, int(options.memory * 1e9)
+        process = multiprocessing.get_context("fork").Process(target=within, args=arguments)
+        with _forking:  # filelock refuses forks in the middle of another one
+            process.start()
+        theirs.close()
+        try:
+            said = ours.recv() if ours.poll(options.seconds) else ("no model", "", late)
+        except EOFError:
+            said = ("FAILED", "", "the process ended")
+        process.kill()
+        process.join()
     return said
+
+
+def within(folder: str, work: Work, *arguments: Any) -> None:
+    """Works with all temporary files in a folder, which outlives a process that is killed."""
+    tempfile.tempdir = folder
+    work(*arguments)
 
 
 def work(kind: str, name: str, answer: Connection, memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     torch.set_num_threads(1)
+    if not has_forward(kind, name):
+        wholes = ", ".join(holders(name))
+        answer.send(("part", "", f"of {wholes}") if wholes else ("no forward", "", ""))
+        return
     stage = "no model"
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         try:
             bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
-            made = getattr(transformers, kind)
-            save(made, name, bf16)
-            expected, _, given = run(made, bf16)
+            made, expected, given = first(kind, name, bf16)
             again = run(made, bf16, given)[0]
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)
@@ -206,8 +223,32 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
                 answer.send(("BF16 differs", told, why))
             else:
                 answer.send(("FAILED", told, "other outputs"))
+        except OnlyFloat32 as error:
+            answer.send(("not in BF16", "", str(error)))
         except BaseException as error:
             answer.send((stage, "", in_words(error)))
+
+
+class OnlyFloat32(Exception):
+    """A model refuses BF16, and runs in float32."""
+
+
+def has_forward(kind: str, name: str) -> bool:
+    """Whether transformers has the class of a model type, with a forward of its own."""
+    try:
+        made = getattr(transformers, kind)._model_mapping[configuration_auto.CONFIG_MAPPING[name]]
+    except ValueError:  # transformers names a class that it does not have
+        return False
+    except Exception:
+        return True
+    return "unimplemented" not in getattr(getattr(made, "forward", None), "__name__", "")
+
+
+def holders(name: str) -> Iterable[str]:
+    """Model types that have a config of this type as a part."""
+    for other, kind in configuration_auto.CONFIG_MAPPING.items():
+        if any(each.model_type == name for each in kind.sub_configs_defaults.values()):
+            yield other
 
 
 def in_words(error: BaseException) -> str:
@@ -216,104 +257,78 @@ def in_words(error: BaseException) -> str:
     return " ".join(text.replace(f"{sys.prefix}/", "").split())[:160]
 
 
-def save(made: Any, name: str, folder: Path) -> None:
-    config = small(default(configuration_auto.CONFIG_MAPPING[name]))
+def first(kind: str, name: str, folder: Path) -> tuple[type, list[Tensor], Given]:
+    """The class of the first BF16 model that transformers makes and runs, of the smallest config,
+    what it gives and for which input.
+    """
+    others = [each for each, names in LISTS.items() if name in known_by(names) and each != kind]
+    unmade = unrun = None
+    for shrink, each in product(LADDER, (kind, *others)):
+        try:
+            made = save(getattr(transformers, each), name, folder, shrink)
+        except Exception as error:
+            unmade = unmade or error
+            continue
+        try:
+            found, _, given = run(made, folder)
+        except Exception as error:
+            if is_of_dtypes(error) and runs(made, folder, torch.float32):
+                raise OnlyFloat32(in_words(error)) from error
+            unrun = unrun or error
+        else:
+            return made, found, given
+    why = unrun or unmade
+    assert why is not None
+    raise why
+
+
+def is_of_dtypes(error: Exception) -> bool:
+    return any(word in str(error) for word in ("dtype", "scalar type", "BFloat16"))
+
+
+def runs(made: type, folder: Path, dtype: torch.dtype) -> bool:
+    try:
+        return bool(run(made, folder, dtype=dtype))
+    except Exception:
+        return False
+
+
+def save(auto: Any, name: str, folder: Path, shrink: Shrink = small) -> type:
+    """Saves a seeded BF16 model. Gives its class."""
+    config = shrink(default(configuration_auto.CONFIG_MAPPING[name]))
     with torch.device("meta"):
-        count = sum(value.numel() for value in made.from_config(config).parameters())
+        count = sum(value.numel() for value in auto.from_config(config).parameters())
     if count > MOST_WEIGHTS:
         raise ValueError(f"{count:,} weights are too many")
-    model, generator = made.from_config(config), torch.Generator().manual_seed(7)
+    model, generator = auto.from_config(config), torch.Generator().manual_seed(7)
     for key, value in model.named_parameters():
         centre = 1.0 if "norm" in key and key.endswith("weight") else 0.0
         value.copy_(centre + 0.05 * torch.randn(value.shape, generator=generator))
+    shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.bfloat16).save_pretrained(folder)
+    return type(model)
 
 
-def run(made: Any, folder: Path, given: Given | None = None) -> tuple[list[Tensor], Any, Given]:
+def run(
+    made: Any, folder: Path, given: Given | None = None, dtype: torch.dtype = torch.bfloat16
+) -> tuple[list[Tensor], Any, Given]:
     """All that a model returns for an input: the given one, or the first that it takes."""
-    model = made.from_pretrained(folder, dtype=torch.bfloat16).eval().requires_grad_(False)
+    model = made.from_pretrained(str(folder), dtype=dtype).eval().requires_grad_(False)
     for each in (model.config, *model.config.sub_configs):
         part = getattr(model.config, each, None) if isinstance(each, str) else each
         if hasattr(part, "use_cache"):
             part.use_cache = False
     refused = None
-    for one in inputs(model) if given is None else [given]:
+    for one in inputs(model, dtype) if given is None else [given]:
         torch.manual_seed(11)  # of models that draw noise
         try:
             found = tree_leaves(dict(model(**one)))
         except Exception as error:
-            refused = refused or error
+            if refused is None or isinstance(refused, TypeError) or is_of_dtypes(error):
+                refused = error
         else:
             return [value for value in found if isinstance(value, Tensor)], model, one
-    assert refused is not None
-    raise refused
-
-
-def inputs(model: Any) -> list[Given]:
-    """Inputs to try: what the model mainly takes, then others by the names of its arguments."""
-    generator, config = torch.Generator().manual_seed(13), model.config
-    names = inspect.signature(model.forward).parameters
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(torch.bfloat16)
-
-    tokens = torch.arange(3, 99).remainder(300)[None]
-    words: Given = {"input_ids": tokens} if "input_ids" in names or "kwargs" in names else {}
-    if config.is_encoder_decoder:
-        words["decoder_input_ids"] = tokens[:, :24]
-    image = drawn(1, part(config, "num_channels", 3), *sides(config))
-    sound = drawn(
-        1, part(config, "num_mel_bins", 80), 2 * part(config, "max_source_positions", 150)
-    )
-    after = {name: value for name, value in words.items() if name != "input_ids"}
-    others = [
-        {"pixel_values": image, **after},
-        {"input_values": drawn(1, 16000), **after},
-        {"input_features": sound, **after},
-    ]
-    name = model.main_input_name
-    known = [each for each in others if name in each and config.model_type not in TAKE_TEXT]
-    tried = known or [{"input_ids": tokens, **after}]
-    tried += [{**words, **each} for each in others if names.keys() >= each.keys()]
-    tried += [*others, patches(names, config, drawn), shared(names, model, drawn)]
-    tried += [{"input_features": sound.transpose(1, 2)}, {"pixel_values": image[:, None]}]
-    return [each for each in tried if each]
-
-
-def part(config: Any, name: str, otherwise: int) -> int:
-    """A size of a model, or of the first part of it that has one."""
-    parts = (getattr(config, each, None) for each in config.sub_configs)
-    found = (getattr(each, name, None) for each in (config, *parts))
-    return next((value for value in found if value), otherwise)
-
-
-def sides(config: Any) -> tuple[int, int]:
-    size: Any = part(config, "image_size", 224)
-    return tuple(size) if isinstance(size, (list, tuple)) else (size, size)
-
-
-def patches(names: Any, config: Any, drawn: Any) -> Given:
-    """Four by four patches of an image, for models that take any number of them."""
-    grid = next((name for name in names if name.endswith("grid_thw")), None)
-    if grid is None:
-        return {}
-    deep = part(config, "temporal_patch_size", 1)
-    width = part(config, "in_channels", 3) * deep * part(config, "patch_size", 14) ** 2
-    name = "hidden_states" if "hidden_states" in names else "pixel_values"
-    return {name: drawn(16, width), grid: torch.tensor([[1, 4, 4]])}
-
-
-def shared(names: Any, model: Any, drawn: Any) -> Given:
-    """For an assistant: states of a larger model, with its keys and values by kind of layer."""
-    if "shared_kv_states" not in names:
-        return {}
-    pairs = {}
-    for layer in (each for each in model.modules() if hasattr(each, "is_kv_shared_layer")):
-        heads = layer.config.num_attention_heads // layer.num_key_value_groups
-        shape = 1, heads, 96, layer.head_dim
-        pairs.setdefault(layer.layer_type, (drawn(*shape), drawn(*shape)))
-    states = drawn(1, 1, 2 * model.config.backbone_hidden_size)
-    return {"inputs_embeds": states, "shared_kv_states": pairs}
+    raise refused or TypeError(f"no input is known of {type(model).__name__}")
 
 
 def same(one: list[Tensor], other: list[Tensor]) -> bool:
@@ -322,7 +337,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def bits(value: Tensor) -> Tensor:
-    return value.contiguous().view(-1).view(torch.uint8)
+    return value.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 if __name__ == "__main__":

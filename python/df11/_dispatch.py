@@ -18,7 +18,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from . import _experts  # noqa: F401, which registers operators that are called here
-from ._matrices import View, contiguous_strides, lay_out, parts_of, view_of, windows
+from ._matrices import (
+    View,
+    contiguous_strides,
+    lay_out,
+    parts_of,
+    spread_of,
+    view_of,
+    windows,
+)
 from ._ops import TEMPORARY_BYTES
 
 REMEDY = (
@@ -95,9 +103,17 @@ def _handles(*funcs: Any) -> Callable[[Handler], Handler]:
 @_handles(aten.clone.default)
 def _clone(self: Any, *, memory_format: Any = None) -> Any:
     if memory_format is torch.contiguous_format:
-        return self.like(flipped=False)
+        return self.like(flipped=False, spread=None)
     # An alias: nothing can write to the arrays of either.
-    return self.like() if memory_format in (None, torch.preserve_format) else NotImplemented
+    return without_gaps(self) if memory_format in (None, torch.preserve_format) else NotImplemented
+
+
+def without_gaps(self: Any) -> Any:
+    """An alias with the strides that PyTorch gives to a copy."""
+    strides = self.spread
+    if strides is None:
+        return self.like()
+    return self.like(flipped=len(strides) > 1 and strides[-2] < strides[-1], spread=None)
 
 
 @_handles(aten._to_copy.default)
@@ -112,8 +128,9 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
     device = torch.device(self.device if device is None else device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
+    self = without_gaps(self)
     if device == self.device:
-        return self.like()
+        return self
     if device.type not in ("cpu", "cuda", "meta"):
         return NotImplemented
     if device.type == "cpu" and any(part.is_fast for part in self.parts):
@@ -175,7 +192,7 @@ def _viewed(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     # Strides describe the decoded tensor. A file may name zero columns.
     if func is aten.as_strided.default or columns < 1:
         return NotImplemented
-    held = self.shape, self.transposed, columns, self.dtype
+    held = self.shape, self.stride(), self.transposed, columns, self.dtype
     try:
         result = _views(func, *held, args, *kwargs.items())
     except TypeError:  # lists and symbolic numbers have no hash
@@ -197,25 +214,36 @@ def _plain(value: Any) -> Any:
 def _views(
     func: Any,
     shape: tuple[int, ...],
+    decoded: tuple[int, ...],
     transposed: bool,
     columns: int,
     dtype: torch.dtype,
     args: tuple[Any, ...],
     *kwargs: tuple[str, Any],
 ) -> View | list[View] | None:
-    """Lets PyTorch view a tensor without memory whose elements have the order of the arrays."""
+    """Lets PyTorch view a tensor without memory whose elements have the order of the arrays, and
+    one with the strides of the decoded tensor.
+    """
     strides = contiguous_strides(shape, transposed)
     pattern = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    outer = torch.empty_strided(shape, decoded, dtype=dtype, device="meta")
     try:
         like_pattern = func(pattern, *args, **dict(kwargs))
+        like_decoded = func(outer, *args, **dict(kwargs))
     except RuntimeError:  # no such view; decoded weights may have one
         return None
     several = [like_pattern] if isinstance(like_pattern, Tensor) else like_pattern
+    laid = [like_decoded] if isinstance(like_decoded, Tensor) else like_decoded
     memory = pattern.untyped_storage()._cdata
     plain = pattern.dtype, False, memory
     if any((one.dtype, one.is_neg(), one.untyped_storage()._cdata) != plain for one in several):
         return None
-    known = [view for one in several if (view := view_of(one, columns)) is not None]
+    found = [view_of(one, columns) for one in several]
+    known = [
+        view._replace(spread=spread_of(view.shape, one.stride()))
+        for view, one in zip(found, laid, strict=True)
+        if view is not None
+    ]
     if len(known) < len(several):
         return None
     return known[0] if isinstance(like_pattern, Tensor) else known
@@ -225,6 +253,7 @@ def _cut(self: Any, view: View) -> Any:
     # If a tensor decodes to other strides than the arrays have, its views do, too.
     flipped = view.transposed != (self.transposed != self.flipped) and len(view.shape) > 1
     options: dict[str, Any] = {"transposed": view.transposed, "flipped": flipped}
+    options["spread"] = view.spread
     rows, columns = self.matrix_shape
     if (view.rows, view.columns) == (slice(0, rows), slice(0, columns)):
         return self.like(shape=view.shape, **options)
@@ -243,7 +272,9 @@ def _rows_within(self: Any, dim: int = 0, start: Any = None, end: Any = None, st
     outer, inner = prod(self.shape[:dim]), prod(self.shape[dim + 1 :])
     columns = self.matrix_shape[1]
     begin, stop, _ = slice(start, end).indices(self.shape[dim])
-    if step != 1 or begin >= stop or inner % columns or self.transposed or self.flipped:
+    if step != 1 or begin >= stop or inner % columns:
+        return NotImplemented
+    if self.transposed or self.flipped or self.spread is not None:
         return NotImplemented
     whole, one = self.shape[dim] * inner // columns, inner // columns
     ranges = [(at * whole + begin * one, at * whole + stop * one) for at in range(outer)]
@@ -256,7 +287,7 @@ def _of(self: Any, some: Iterable[Any], shape: Sequence[int]) -> Any:
     for mine, numbers in some:
         arrays += mine
         flat += numbers
-    return self.like(arrays, parts_of(flat), shape)
+    return self.like(arrays, parts_of(flat), shape, spread=None)
 
 
 @_handles(aten.stack.default)
@@ -331,7 +362,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
     gathered = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
-    return lay_out(gathered.view(-1, columns), shape, self.transposed, self.flipped)
+    return lay_out(gathered.view(-1, columns), shape, self.transposed, without_gaps(self).flipped)
 
 
 def _decoded_once(self: Any, chosen: Tensor) -> Tensor:
@@ -357,7 +388,7 @@ def _matmul(x: Any, w: Any, bias: Any = None) -> Any:
     """Multiplies by the transposed matrix of a linear layer."""
     if is_compressed(x) or x.dim() < 1 or w.dim() != 2:
         return NotImplemented
-    if not w.transposed or (w.exact and not w.flipped):
+    if not w.transposed or (w.exact and (w.spread is not None or not w.flipped)):
         return NotImplemented
     return torch.ops.df11.linear(x, w._arrays, w.flat_parts, bias, w.exact)
 
@@ -382,7 +413,7 @@ def _bmm(x: Any, w: Any) -> Any:
 @_handles(aten._grouped_mm.default)
 def _grouped_mm(x: Any, w: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     plain = offs is not None and bias is None and out_dtype in (None, w.dtype)
-    if is_compressed(x) or not plain or x.dim() != 2 or w.dim() != 3:
+    if is_compressed(x) or not plain or x.dim() != 2 or w.dim() != 3 or w.spread is not None:
         return NotImplemented
     if not w.exact and w.transposed and x.is_cuda and w.dtype == torch.bfloat16:
         offsets = torch.cat([offs.new_zeros(1), offs])

@@ -295,7 +295,16 @@ def windows(
         yield kept, cut
 
 
-def lay_out(dense: Tensor, shape: Sequence[int], transposed: bool, flipped: bool) -> Tensor:
+def lay_out(
+    dense: Tensor,
+    shape: Sequence[int],
+    transposed: bool,
+    flipped: bool,
+    spread: Sequence[int] | None = None,
+) -> Tensor:
+    if spread is not None:
+        held = lay_out(dense, shape, transposed, transposed)
+        return dense.new_empty_strided(tuple(shape), tuple(spread)).copy_(held)
     *outer, rows, columns = shape if transposed else (*shape, 0, 0)
     held = dense.view(*outer, columns, rows).mT if transposed else dense.view(tuple(shape))
     if transposed == flipped:
@@ -312,6 +321,8 @@ class View(NamedTuple):
     columns: slice
     shape: torch.Size
     transposed: bool
+    #: Its strides if there are gaps between its rows.
+    spread: tuple[int, ...] | None = None
 
 
 def view_of(tensor: Tensor, columns: int) -> View | None:
@@ -332,6 +343,32 @@ def view_of(tensor: Tensor, columns: int) -> View | None:
             rows = slice(row, row + height)
             return View(rows, slice(column, column + width), tensor.shape, transposed)
     return None
+
+
+def spread_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides, if there are gaps between the rows that they describe: steps of the last two
+    dimensions that are those of neither order.
+    """
+    for flipped in (False, True) if len(shape) > 1 else (False,):
+        steps = zip(shape, strides, contiguous_strides(shape, flipped), strict=True)
+        if all(have == dense for side, have, dense in [*steps][-2:] if side > 1):
+            return None
+    return tuple(strides)
+
+
+def is_spread(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements of a tensor with these strides, from a file, lie in places of their own and
+    in a memory that is at most as large as the largest matrix.
+    """
+    if len(shape) != len(strides) or min(strides, default=0) < 0:
+        return False
+    end = 1
+    for step, side in sorted(zip(strides, shape, strict=True)):
+        if side > 1:
+            if step < end:
+                return False
+            end += step * (side - 1)
+    return end <= _MOST_WEIGHTS
 
 
 def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ from ._matrices import (
     check_lengths,
     contiguous_strides,
     dtype_of_parts,
+    is_spread,
     lay_out,
     parts_with_arrays,
     shape_of,
@@ -38,7 +39,8 @@ from ._matrices import (
 
 #: PyTorch's own tensor classes.
 PLAIN = (Tensor, nn.Parameter)
-_STATE = ("exact", "transposed", "flipped")
+_FLAGS = ("exact", "transposed", "flipped")
+_STATE = (*_FLAGS, "spread")
 _NEEDED = {"parts", "shape"}
 #: Version of the fast layout (spec/gpu.md, part 6), increased when the meaning of its bytes
 #: changes. Version 3 has patches.
@@ -61,9 +63,11 @@ class CompressedTensor(Compressed):
     transposed: bool
     #: Whether it is a view with exchanged last dimensions, which decodes to such strides.
     flipped: bool
+    #: Strides of a view with gaps between its rows, to which it decodes; None of any other tensor.
+    spread: tuple[int, ...] | None
     #: Whether arrays are in pinned memory of the host, and a GPU reads them there.
     is_streamed: bool
-    #: Whether it is exactly the matrix in the arrays, and the sides of that matrix.
+    #: Whether products are those of the matrix in the arrays, and the sides of that matrix.
     is_matrix: bool
     matrix_shape: tuple[int, int]
     _names: tuple[str, ...]
@@ -80,6 +84,7 @@ class CompressedTensor(Compressed):
         exact: bool = True,
         transposed: bool = False,
         flipped: bool = False,
+        spread: Sequence[int] | None = None,
         device: torch.device | None = None,
         requires_grad: bool = False,
     ) -> CompressedTensor:
@@ -88,7 +93,7 @@ class CompressedTensor(Compressed):
         `arrays` and `parts` are as `_matrices` says, with eight numbers for each part.
         `shape` has as many elements as the parts. `device`: the GPU that uses pinned arrays on the
         host. `transposed`: arrays hold the last two dimensions exchanged, and decoding gives a
-        contiguous copy.
+        contiguous copy. `spread`: the strides of decoded weights, if there are gaps between rows.
         Raises `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
 
         An ordinary tensor gives an ordinary parameter: accelerate calls the class of a weight with
@@ -97,18 +102,22 @@ class CompressedTensor(Compressed):
         if requires_grad:
             refuse_gradients()
         if isinstance(arrays, CompressedTensor):
-            made = _wrapper(arrays.shape, arrays.flipped, arrays.device, arrays.dtype)
+            kept = arrays.flipped, arrays.spread
+            made = _wrapper(arrays.shape, *kept, arrays.device, arrays.dtype)
             return made._take(arrays, _is_param=getattr(arrays, "_is_param", False))
         if isinstance(arrays, Tensor):
             return nn.Parameter(arrays, requires_grad=False)  # type: ignore[return-value]
         held = tuple(part if type(part) is Part else Part(*part) for part in parts)
         flat = tuple(chain.from_iterable(held))
-        self = _wrapper(shape, flipped, device or arrays[0].device, dtype_of_parts(flat))
+        spread = None if spread is None else tuple(spread)
+        place = device or arrays[0].device
+        self = _wrapper(shape, flipped, spread, place, dtype_of_parts(flat))
         self.parts, self.flat_parts = held, flat
         self.exact, self.transposed, self.flipped = exact, transposed, flipped
+        self.spread = spread
         self._names = _names(tuple(part.kind for part in self.parts))
         self.__dict__.update(zip(self._names, arrays, strict=True))
-        self._place = device or arrays[0].device
+        self._place = place
         self.is_streamed = self._place.type == "cuda" and arrays[0].device.type == "cpu"
         self.matrix_shape = rows, columns = shape_of(self.flat_parts)
         if prod(shape) != rows * columns:
@@ -116,7 +125,8 @@ class CompressedTensor(Compressed):
         return self._ready(shape)
 
     def _ready(self, shape: Sequence[int]) -> CompressedTensor:
-        is_plain = not (self.transposed or self.flipped)
+        # The strides of a matrix change the order of additions in PyTorch's product.
+        is_plain = not (self.transposed or self.flipped or (self.exact and self.spread))
         self.is_matrix = is_plain and tuple(shape) == self.matrix_shape
         return self
 
@@ -175,7 +185,7 @@ class CompressedTensor(Compressed):
         if arrays is not None:
             return CompressedTensor(arrays, parts or self.parts, shape, **options)
         del options["device"]
-        made = _wrapper(shape, options["flipped"], self._place, self.dtype)
+        made = _wrapper(shape, options["flipped"], options["spread"], self._place, self.dtype)
         return made._take(self, **options)
 
     @property
@@ -186,11 +196,12 @@ class CompressedTensor(Compressed):
     def decode(self) -> Tensor:
         """The weights as an ordinary tensor of the same dtype, shape, strides and device.
 
-        Takes new memory for all weights, briefly twice that if `transposed`, and the time
-        of `df11::decode`. Raises `CorruptError` on the CPU if arrays contradict themselves.
+        Takes new memory for all weights, briefly twice that if `transposed` or with `spread`, and
+        the time of `df11::decode`.
+        Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
         dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)
-        return lay_out(dense, self.shape, self.transposed, self.flipped)
+        return lay_out(dense, self.shape, self.transposed, self.flipped, self.spread)
 
     def with_mode(self, exact: bool) -> CompressedTensor:
         """An alias whose products are exact, or the fastest ones."""
@@ -254,7 +265,9 @@ class CompressedTensor(Compressed):
     @property
     def _state(self) -> dict[str, Any]:
         """Its state besides its arrays, in numbers."""
-        options = {name: getattr(self, name) for name in _STATE}
+        options = {name: getattr(self, name) for name in _FLAGS}
+        if self.spread is not None:
+            options["spread"] = list(self.spread)
         parts, shape = [list(part) for part in self.parts], list(self.shape)
         return {"parts": parts, "shape": shape, **options, "fast": FAST_VERSION}
 
@@ -281,12 +294,16 @@ def _names(kinds: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _wrapper(
-    shape: Sequence[int], flipped: bool, device: torch.device, dtype: torch.dtype
+    shape: Sequence[int],
+    flipped: bool,
+    spread: tuple[int, ...] | None,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> CompressedTensor:
     made: CompressedTensor = Tensor._make_wrapper_subclass(
         CompressedTensor,
         tuple(shape),
-        strides=contiguous_strides(shape, flipped) if flipped else None,
+        strides=contiguous_strides(shape, flipped) if flipped and spread is None else spread,
         dtype=dtype,
         device=device,
         requires_grad=False,
@@ -373,9 +390,12 @@ def _checked(state: Any) -> dict[str, Any]:
     parts, shape = (_listed(state[name]) for name in ("parts", "shape"))
     if any(len(_listed(part)) != PART for part in parts):
         raise ValueError(f"parts are {PART} numbers each")
-    if any(type(number) is not int for number in chain(*parts, shape)):
+    spread = None if state.get("spread") is None else _listed(state["spread"])
+    if any(type(number) is not int for number in chain(*parts, shape, spread or ())):
         raise TypeError("sides and parts of a compressed tensor are whole numbers")
-    if min(shape, default=0) < 0 or any(type(state.get(name, True)) is not bool for name in _STATE):
+    is_known = spread is None or is_spread(shape, spread)
+    flags = (state.get(name, True) for name in _FLAGS)
+    if min(shape, default=0) < 0 or not is_known or any(type(flag) is not bool for flag in flags):
         raise ValueError(f"no compressed tensor of shape {shape} has this state: {state}")
     return dict(state)
 

@@ -182,8 +182,52 @@ def test_views(name: str, mode: Any) -> None:
         found, expected = function(compressed(weight)), function(WEIGHTS[weight])
         assert isinstance(found, CompressedTensor) == stays
         assert same(found, expected)
-        if name.startswith("transposed"):
+        if name.startswith(("transposed", "split", "rows of", "a row of")):
             assert found.stride() == expected.stride() == found.decode().stride()
+
+
+HALVES: dict[str, Function] = {
+    "as x": lambda w: functional.linear(w.split(128, dim=1)[0][None], w[:3, :128]),
+    "the second as x": lambda w: functional.linear(w[:, 128:256], w[:2, 128:256].contiguous()),
+    "as a matrix": lambda w: functional.linear(X[..., :128], w[:, :128]),
+    "transposed": lambda w: X[..., :128] @ w[:, :128].T,
+    "flat": lambda w: w[:, :128].reshape(-1),
+    "rows of it": lambda w: w[:, :128][IDS],
+    "moved": lambda w: w[:, :128].to("cpu", copy=True),
+    "added": lambda w: w[:, :128] + w[:, 128:256],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", HALVES)
+def test_a_window_of_columns_has_the_strides_of_a_view(name: str, mode: Any) -> None:
+    """PyTorch's products of contiguous and of other tensors may add in different orders."""
+    with mode():
+        found, expected = HALVES[name](compressed("wide")), HALVES[name](WEIGHTS["wide"])
+        assert same(found, expected) and found.stride() == expected.stride()
+
+
+def test_a_window_of_columns_has_no_view_without_gaps() -> None:
+    for weight in (compressed("wide"), WEIGHTS["wide"]):
+        with pytest.raises(RuntimeError, match="view"):
+            weight[:, :128].view(-1)
+
+
+def test_a_window_of_columns_is_kept() -> None:
+    window = compressed("wide")[:, :128]
+    assert window.spread == WEIGHTS["wide"][:, :128].stride()
+    for kept in (copy.deepcopy(window), pickle.loads(pickle.dumps(window)), window.detach()):
+        assert same(kept, window) and kept.stride() == window.stride()
+    for dense in (window.clone(), window.contiguous()):
+        assert same(dense, window) and dense.is_contiguous()
+
+
+@pytest.mark.parametrize("spread", [[256], [256, -1], [0, 1], [127, 1], [1 << 60, 1], [1.0, 1]])
+def test_strides_that_lie_are_refused(spread: Any) -> None:
+    window = compressed("wide")[:, :128]
+    arrays, state = window._kept, window._state
+    with pytest.raises((ValueError, TypeError)):
+        rebuild(arrays, {**state, "spread": spread})
 
 
 def some_view(w: torch.Tensor, pick: random.Random) -> Function:
