@@ -42,6 +42,7 @@ os.environ.update(SETTINGS)
 
 import transformers  # noqa: E402
 from families import Kind, in_words, listed, save, try_all  # noqa: E402
+from family_configs import small  # noqa: E402
 from transformers.models.auto import modeling_auto  # noqa: E402
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa: E402
@@ -52,6 +53,17 @@ IS_ON_GPU = torch.cuda.device_count() > 0
 #: Options of engines on a GPU: several find room, and no kernel is compiled at the start.
 ON_GPU = {"kv_cache_memory_bytes": 2**28, "gpu_memory_utilization": 0.02} | {
     "kernel_config": {"moe_backend": "triton"}
+}
+#: Sizes of heads for which vLLM has kernels.
+HEADS = {
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+}  # fmt: skip
+#: Fields that vLLM reads in published configs of these types.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "llama4_text": {"num_experts_per_tok": 1, "attention_chunk_size": 8192},
+    "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
 }
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(
@@ -71,6 +83,21 @@ def known() -> list[Kind]:
     return [each for each in listed() if architectures.get(each[1]) in served]
 
 
+def served(config: Any) -> Any:
+    """A small config that vLLM serves."""
+    return type(config)(**resized(small(config).to_dict()))
+
+
+def resized(fields: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        key: resized(value) if isinstance(value, dict) else value for key, value in fields.items()
+    }
+    found |= {key: size for key, size in HEADS.items() if fields.get(key)}
+    if fields.get("qk_rope_head_dim") and fields.get("head_dim"):
+        found["head_dim"] = HEADS["qk_rope_head_dim"]
+    return found | PUBLISHED.get(str(fields.get("model_type")), {})
+
+
 def work(kind: str, name: str, answer: Connection, memory: int) -> None:
     if not IS_ON_GPU:  # CUDA reserves addresses for all of a GPU's memory
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
@@ -81,7 +108,7 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
         try:
             bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
             with torch.no_grad():
-                save(getattr(transformers, kind), name, bf16)
+                save(getattr(transformers, kind), name, bf16, served)
             expected, again = serve(bf16), serve(bf16)
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)

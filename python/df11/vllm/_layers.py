@@ -167,6 +167,8 @@ class _MatrixMethod(QuantizeMethodBase):
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         finish(layer, "weight", self.options)
+        if not hasattr(layer, "weight_key"):  # tied to a layer of vLLM's own
+            layer.register_parameter("weight_key", None)
         if layer.weight_key is None:
             self.ordinary.process_weights_after_loading(layer)
 
