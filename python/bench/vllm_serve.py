@@ -184,8 +184,7 @@ class Phase:
         options.out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, __file__, *options.argv, "--phase", name]
         told = {**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(self.cache), **os.environ}
-        if kind.endswith(INVARIANT):
-            told["VLLM_BATCH_INVARIANT"] = "1"
+        told["VLLM_BATCH_INVARIANT"] = str(int(kind.endswith(INVARIANT)))
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command + (["--kinds", kind] if kind else []),

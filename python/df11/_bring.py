@@ -88,6 +88,8 @@ def _compressed(
         for item, some in zip(items, windows, strict=True):
             flat = [array for tiles, _ in some for array in arrays[tiles]]
             value: Any = item.value
+            if to.device.type != "cpu":  # a copy of a view to another device has no gaps
+                value = value.without_gaps()
             parts = [part for _, part in some]
             yield item, value.like(flat, parts, exact=exact, device=to.device)
 

@@ -105,15 +105,7 @@ def _clone(self: Any, *, memory_format: Any = None) -> Any:
     if memory_format is torch.contiguous_format:
         return self.like(flipped=False, spread=None)
     # An alias: nothing can write to the arrays of either.
-    return without_gaps(self) if memory_format in (None, torch.preserve_format) else NotImplemented
-
-
-def without_gaps(self: Any) -> Any:
-    """An alias with the strides that PyTorch gives to a copy."""
-    strides = self.spread
-    if strides is None:
-        return self.like()
-    return self.like(flipped=len(strides) > 1 and strides[-2] < strides[-1], spread=None)
+    return self.without_gaps() if memory_format in (None, torch.preserve_format) else NotImplemented
 
 
 @_handles(aten._to_copy.default)
@@ -128,7 +120,7 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
     device = torch.device(self.device if device is None else device)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    self = without_gaps(self)
+    self = self.without_gaps()
     if device == self.device:
         return self
     if device.type not in ("cpu", "cuda", "meta"):
@@ -362,7 +354,7 @@ def _rows(self: Any, chosen: Tensor) -> Any:
     known = chosen.reshape(-1, 1).long().clamp(-1, self.shape[0])
     rows_of_all = known * height + within
     gathered = torch.ops.df11.embedding(rows_of_all, self._arrays, self.flat_parts)
-    return lay_out(gathered.view(-1, columns), shape, self.transposed, without_gaps(self).flipped)
+    return lay_out(gathered.view(-1, columns), shape, self.transposed, self.without_gaps().flipped)
 
 
 def _decoded_once(self: Any, chosen: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from ._dispatch import REMEDY, dense, is_compressed, refuse_writing, without_gaps
+from ._dispatch import REMEDY, dense, is_compressed, refuse_writing
 
 #: No processor has memory at addresses from here on.
 _NO_MEMORY = 1 << 62
@@ -165,7 +165,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     Tensor.untyped_storage: _storage,
     Tensor.storage: _typed_storage,
     # A caller of clone wants to write.
-    Tensor.clone: lambda self, **_: without_gaps(self).decode(),
+    Tensor.clone: lambda self, **_: self.without_gaps().decode(),
     Tensor.share_memory_: _share_memory,
     Tensor.is_shared: lambda self: self._arrays[0].is_shared(),
     Tensor.__setitem__: _assign,

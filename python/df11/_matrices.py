@@ -356,21 +356,6 @@ def spread_of(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] |
     return tuple(strides)
 
 
-def is_spread(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements of a tensor with these strides, from a file, lie in places of their own and
-    in a memory that is at most as large as the largest matrix.
-    """
-    if len(shape) != len(strides) or min(strides, default=0) < 0:
-        return False
-    end = 1
-    for step, side in sorted(zip(strides, shape, strict=True)):
-        if side > 1:
-            if step < end:
-                return False
-            end += step * (side - 1)
-    return end <= _MOST_WEIGHTS
-
-
 def contiguous_strides(shape: Sequence[int], flipped: bool) -> tuple[int, ...]:
     """Strides of a dense tensor; if `flipped`, with the last two dimensions exchanged."""
     order = list(range(len(shape)))

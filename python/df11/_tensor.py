@@ -31,7 +31,6 @@ from ._matrices import (
     check_lengths,
     contiguous_strides,
     dtype_of_parts,
-    is_spread,
     lay_out,
     parts_with_arrays,
     shape_of,
@@ -188,6 +187,13 @@ class CompressedTensor(Compressed):
         made = _wrapper(shape, options["flipped"], options["spread"], self._place, self.dtype)
         return made._take(self, **options)
 
+    def without_gaps(self) -> CompressedTensor:
+        """An alias with the strides that PyTorch gives to a copy."""
+        strides = self.spread
+        if strides is None:
+            return self.like()
+        return self.like(flipped=len(strides) > 1 and strides[-2] < strides[-1], spread=None)
+
     @property
     def _options(self) -> dict[str, Any]:
         options = {name: getattr(self, name) for name in _STATE}
@@ -264,10 +270,11 @@ class CompressedTensor(Compressed):
 
     @property
     def _state(self) -> dict[str, Any]:
-        """Its state besides its arrays, in numbers."""
-        options = {name: getattr(self, name) for name in _FLAGS}
-        if self.spread is not None:
-            options["spread"] = list(self.spread)
+        """Its state besides its arrays, in numbers. Gaps between rows are not kept: a file could
+        name any, and decoding takes memory for them.
+        """
+        whole = self.without_gaps()
+        options = {name: getattr(whole, name) for name in _FLAGS}
         parts, shape = [list(part) for part in self.parts], list(self.shape)
         return {"parts": parts, "shape": shape, **options, "fast": FAST_VERSION}
 
@@ -385,17 +392,15 @@ def rebuild(
 
 def _checked(state: Any) -> dict[str, Any]:
     """Checks the state of a tensor, without its arrays, and returns it."""
-    if not isinstance(state, dict) or not _NEEDED <= {*state} <= {*_NEEDED, *_STATE, "fast"}:
+    if not isinstance(state, dict) or not _NEEDED <= {*state} <= {*_NEEDED, *_FLAGS, "fast"}:
         raise ValueError("no compressed tensor was kept with these names")
     parts, shape = (_listed(state[name]) for name in ("parts", "shape"))
     if any(len(_listed(part)) != PART for part in parts):
         raise ValueError(f"parts are {PART} numbers each")
-    spread = None if state.get("spread") is None else _listed(state["spread"])
-    if any(type(number) is not int for number in chain(*parts, shape, spread or ())):
+    if any(type(number) is not int for number in chain(*parts, shape)):
         raise TypeError("sides and parts of a compressed tensor are whole numbers")
-    is_known = spread is None or is_spread(shape, spread)
     flags = (state.get(name, True) for name in _FLAGS)
-    if min(shape, default=0) < 0 or not is_known or any(type(flag) is not bool for flag in flags):
+    if min(shape, default=0) < 0 or any(type(flag) is not bool for flag in flags):
         raise ValueError(f"no compressed tensor of shape {shape} has this state: {state}")
     return dict(state)
 

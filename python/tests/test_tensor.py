@@ -216,18 +216,19 @@ def test_a_window_of_columns_has_no_view_without_gaps() -> None:
 def test_a_window_of_columns_is_kept() -> None:
     window = compressed("wide")[:, :128]
     assert window.spread == WEIGHTS["wide"][:, :128].stride()
-    for kept in (copy.deepcopy(window), pickle.loads(pickle.dumps(window)), window.detach()):
+    for kept in (copy.deepcopy(window), window.detach()):
         assert same(kept, window) and kept.stride() == window.stride()
-    for dense in (window.clone(), window.contiguous()):
+    loaded = pickle.loads(pickle.dumps(window))
+    assert loaded.is_matrix
+    for dense in (window.clone(), window.contiguous(), loaded):
         assert same(dense, window) and dense.is_contiguous()
 
 
-@pytest.mark.parametrize("spread", [[256], [256, -1], [0, 1], [127, 1], [1 << 60, 1], [1.0, 1]])
-def test_strides_that_lie_are_refused(spread: Any) -> None:
+def test_a_file_names_no_strides() -> None:
+    """Decoding takes memory for the gaps."""
     window = compressed("wide")[:, :128]
-    arrays, state = window._kept, window._state
-    with pytest.raises((ValueError, TypeError)):
-        rebuild(arrays, {**state, "spread": spread})
+    with pytest.raises(ValueError, match="no compressed tensor was kept with these names"):
+        rebuild(window._kept, {**window._state, "spread": [1 << 20, 1]})
 
 
 def some_view(w: torch.Tensor, pick: random.Random) -> Function:

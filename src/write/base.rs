@@ -7,7 +7,10 @@ use std::{
     sync::Mutex,
 };
 
-use super::{coding::Coding, spill::Spill};
+use super::{
+    coding::Coding,
+    spill::{Spill, Spilled},
+};
 use crate::{
     Dtype, Error, Result,
     encoding::delta::{Codebook, DeltaSizes, Differences, Encoder, segment_elements},
@@ -62,7 +65,7 @@ pub(super) fn measure(
     let (elements, each) = (tensor.length / 2, segment_elements(&tensor.shape));
     let segments = (0..elements.div_ceil(each)).map(|_| Mutex::default());
     // The bytes of each, and where they are spilled.
-    let segments: Vec<Mutex<(u64, u64)>> = segments.collect();
+    let segments: Vec<Mutex<(u64, Spilled)>> = segments.collect();
     let new = || (Encoder::new(&codebook), Vec::new(), Vec::new());
     parallel::for_each(segments.len(), new, |(encoder, weights, out), segment| {
         let start = 2 * each * segment as u64;
@@ -70,12 +73,12 @@ pub(super) fn measure(
         read(range.clone(), weights)?;
         out.clear();
         encoder.encode_segment(BaseReader::new(&base)?.read(&range)?, weights, out)?;
-        let at = spill.map_or(Ok(0), |spill| spill.add(out))?;
-        *parallel::lock(&segments[segment]) = (out.len() as u64, at);
+        let spilled = spill.map_or(Ok(Spilled::default()), |spill| spill.add(out))?;
+        *parallel::lock(&segments[segment]) = (out.len() as u64, spilled);
         Ok(())
     })?;
     let segments = segments.iter().map(|segment| *parallel::lock(segment));
-    let (bytes, spilled): (Vec<u64>, Vec<u64>) = segments.unzip();
+    let (bytes, spilled): (Vec<u64>, Vec<Spilled>) = segments.unzip();
     let (stored, of) = (codebook.to_bytes(), (&tensor.shape[..], elements));
     let hash = *base.hash()?.as_bytes();
     let sizes = DeltaSizes::new(hash, of, stored.len() as u64, bytes.iter().sum())?;

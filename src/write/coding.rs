@@ -34,6 +34,8 @@ use crate::{
     progress::{Observer, advance},
 };
 
+use super::spill::Spilled;
+
 /// Bytes of a portion in a tensor of up to [`MAX_PORTIONS`] of them; larger tensors have larger
 /// portions.
 pub(super) const MIN_PORTION_BYTES: u64 = 1 << 20;
@@ -65,7 +67,7 @@ pub(super) struct Coding {
     /// where the geometry tells.
     pub(super) piece_bytes: u64,
     /// Where each segment of `delta` is in the spill.
-    pub(super) spilled: Vec<u64>,
+    pub(super) spilled: Vec<Spilled>,
 }
 
 impl Coding {

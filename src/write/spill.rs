@@ -2,6 +2,7 @@
 //! their lengths, from which all places follow, are known only when they are encoded.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -20,6 +21,13 @@ pub(super) struct Spill {
     end: AtomicU64,
 }
 
+/// Where bytes are in a spill, and their checksum.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Spilled {
+    at: u64,
+    checksum: u32,
+}
+
 impl Spill {
     /// Makes one in the folder of an output; it is deleted when this is dropped.
     pub(super) fn beside(output: &Path) -> Result<Self> {
@@ -29,17 +37,27 @@ impl Spill {
     }
 
     /// Appends bytes, and returns where they are.
-    pub(super) fn add(&self, bytes: &[u8]) -> Result<u64> {
+    pub(super) fn add(&self, bytes: &[u8]) -> Result<Spilled> {
         let at = self.end.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         write_all_at(self.file.file.as_file(), bytes, at)
             .map_err(|error| Error::io("writing", &self.path, error))?;
-        Ok(at)
+        Ok(Spilled { at, checksum: crc32fast::hash(bytes) })
     }
 
-    /// Fills `bytes` with those from a place on.
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        read_exact_at(self.file.file.as_file(), bytes, at)
-            .map_err(|error| Error::io("reading", &self.path, error))
+    /// Fills `bytes` with those that were added.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if they cannot be read, or are others.
+    pub(super) fn read(&self, spilled: Spilled, bytes: &mut [u8]) -> Result<()> {
+        let read = read_exact_at(self.file.file.as_file(), bytes, spilled.at);
+        let checked = read.and_then(|()| {
+            if crc32fast::hash(bytes) == spilled.checksum {
+                return Ok(());
+            }
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its bytes have changed"))
+        });
+        checked.map_err(|error| Error::io("reading", &self.path, error))
     }
 
     /// Where the next bytes will be, while no thread appends.
@@ -62,20 +80,21 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = || std::fs::read_dir(folder.path()).unwrap().count();
         let spill = Spill::beside(&folder.path().join("out.df11")).unwrap();
-        let read = |at, length| {
+        let read = |spilled, length| {
             let mut bytes = vec![0; length];
-            spill.read(at, &mut bytes).map(|()| bytes)
+            spill.read(spilled, &mut bytes).map(|()| bytes)
         };
         let first = spill.add(b"kept").unwrap();
         let end = spill.end();
-        assert_eq!(spill.add(b"forgotten").unwrap(), end);
+        let forgotten = spill.add(b"forgotten").unwrap();
         spill.forget(end);
-        assert_eq!(spill.add(b"taken").unwrap(), end);
-        assert_eq!(
-            (read(first, 4).unwrap(), read(end, 5).unwrap()),
-            (b"kept".into(), b"taken".into())
-        );
-        assert!(matches!(read(1 << 20, 1), Err(Error::Io { .. })));
+        let second = spill.add(b"taken").unwrap();
+        assert_eq!((forgotten.at, second.at), (end, end));
+        assert_eq!(read(first, 4).unwrap(), b"kept");
+        assert_eq!(read(second, 5).unwrap(), b"taken");
+        for other in [forgotten, Spilled { at: 1 << 20, ..second }] {
+            assert!(matches!(read(other, 9), Err(Error::Io { .. })));
+        }
         assert_eq!(files(), 1);
         drop(spill);
         assert_eq!(files(), 0);

@@ -299,13 +299,15 @@ impl Exponents {
 
     fn take_any<F: Float>(&mut self, tile: &Tile, weights: &[u8], mut plane: &mut [u8]) {
         self.pairs = [0; LANES];
+        let is_wanted = !plane.is_empty();
         tile.units().for_each(|(lane, unit)| {
             let exponents = &mut self.units[self.pairs[lane] / UNIT_PAIRS][lane];
             let each = F::SPLIT.bytes();
             let weights = &weights[each * unit.at..each * (unit.at + unit.count)];
             F::exponents(weights, &mut exponents[..unit.count]);
             let bytes = F::SPLIT.plane_bytes(unit.count as u64) as usize;
-            if let Some(own) = plane.split_off_mut(..bytes) {
+            if is_wanted {
+                let own = plane.split_off_mut(..bytes).expect("the plane has room for a tile");
                 let (mut whole, mut packed) = ([0; MAX_UNIT_BYTES], [0; MAX_KEPT_BYTES]);
                 whole[..weights.len()].copy_from_slice(weights);
                 F::pack(&whole[..each * UNIT], &mut packed);
@@ -339,8 +341,8 @@ impl LaneBuffer {
 
     /// Writes the pairs of a lane; their bits, or `None` where one has no code.
     ///
-    /// Two whole units at a time: eight look-ups make one piece of bits. Only where escapes make it
-    /// longer than a piece, unit by unit or pair by pair.
+    /// Takes two whole units at a time: eight look-ups make one piece of bits. Codes that are longer
+    /// than a piece are written unit by unit, or pair by pair.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
         let mut units = exponents.whole(lane).map(|unit| table.unit(unit));

@@ -78,7 +78,7 @@ impl PairHistogram {
                 (set, seen) = (set | word, seen | pairs);
                 for pair in 0..4 / each {
                     let place = usize::from((pairs >> (16 * each * pair)) as u16);
-                    tables[(at + pair) % TABLES][place] += 1;
+                    tables[(4 / each * at + pair) % TABLES][place] += 1;
                 }
             }
         }
