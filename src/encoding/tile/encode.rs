@@ -341,8 +341,8 @@ impl LaneBuffer {
 
     /// Writes the pairs of a lane; their bits, or `None` where one has no code.
     ///
-    /// Takes two whole units at a time: eight look-ups make one piece of bits. Codes that are longer
-    /// than a piece are written unit by unit, or pair by pair.
+    /// Takes two whole units at a time: eight look-ups make one piece of bits. Longer codes are
+    /// written unit by unit, or pair by pair.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
         let mut units = exponents.whole(lane).map(|unit| table.unit(unit));
