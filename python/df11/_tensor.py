@@ -202,8 +202,8 @@ class CompressedTensor(Compressed):
     def decode(self) -> Tensor:
         """The weights as an ordinary tensor of the same dtype, shape, strides and device.
 
-        Takes new memory for all weights, briefly twice that if `transposed` or with `spread`, and
-        the time of `df11::decode`.
+        Takes new memory for all weights, with `spread` for the gaps too, briefly twice that if
+        `transposed` or with `spread`, and the time of `df11::decode`.
         Raises `CorruptError` on the CPU if arrays contradict themselves.
         """
         dense = torch.ops.df11.decode(self._arrays, self.flat_parts, self.device)

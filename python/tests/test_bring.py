@@ -96,6 +96,17 @@ def test_dense_weights_beside_those_of_a_container(residence: Residence, why: st
     )
 
 
+@on_devices
+def test_a_window_of_columns_has_the_strides_of_a_moved_view(device: str) -> None:
+    """A view keeps its gaps where it lies, and a copy on another device has none."""
+    tensors, place = weights(), device_of(device).device
+    item = Item("wide", tensors["wide"][:, :256], ["wide"])
+    ((_, found),) = _bring.bring(tensors, [WeightBlock([item], place, "stored")], True, Bar(0))
+    expected = WEIGHTS["wide"][:, :256].to(device)
+    assert isinstance(found, CompressedTensor) and same(found.cpu(), expected.cpu())
+    assert found.stride() == expected.stride() and found.is_matrix == expected.is_contiguous()
+
+
 @pytest.mark.gpu(2)
 def test_packing_on_another_gpu_leaves_the_current_one() -> None:
     weights = torch.zeros(64, 256, dtype=torch.bfloat16, device=SECOND)
