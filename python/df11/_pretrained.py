@@ -213,9 +213,14 @@ class Taker(LastConversion):
             module = self.model.get_submodule(path)
             setattr(module, attribute, self.model.get_parameter_or_buffer(held))
 
+    def _described(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
+        """Equal tensors of several containers have other names, and the same hash."""
+        names, numbers = self.tensors.describe(value)
+        return [self.tensors.container[name].hash for name in names], numbers
+
     def _is_same(self, one: Tensor, other: Tensor) -> bool:
         if isinstance(one, CompressedTensor) and isinstance(other, CompressedTensor):
-            return self.tensors.describe(one) == self.tensors.describe(other)
+            return self._described(one) == self._described(other)
         return torch.equal(one, other)
 
 
