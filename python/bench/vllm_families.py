@@ -51,8 +51,10 @@ import df11  # noqa: E402
 
 IS_ON_GPU = torch.cuda.device_count() > 0
 #: Options of engines on a GPU: several find room, and no kernel is compiled at the start.
-ON_GPU = {"kv_cache_memory_bytes": 2**28, "gpu_memory_utilization": 0.02} | {
-    "kernel_config": {"moe_backend": "triton"}
+ON_GPU: dict[str, Any] = {
+    "kv_cache_memory_bytes": 2**28,
+    "gpu_memory_utilization": 0.02,
+    "kernel_config": {"moe_backend": "triton"},
 }
 #: Sizes of heads for which vLLM has kernels.
 HEADS = {

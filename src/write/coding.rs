@@ -20,6 +20,7 @@ use std::{
     },
 };
 
+use super::spill::Spilled;
 use crate::{
     Dtype, Result,
     constants::ARRAY_ALIGNMENT,
@@ -33,8 +34,6 @@ use crate::{
     parallel,
     progress::{Observer, advance},
 };
-
-use super::spill::Spilled;
 
 /// Bytes of a portion in a tensor of up to [`MAX_PORTIONS`] of them; larger tensors have larger
 /// portions.
