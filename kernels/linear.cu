@@ -177,6 +177,7 @@ struct Constants {
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
     u32 grouped_threads = GROUPED_THREADS;
     u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(GROUPED_ROWS);
+    u32 grouped_rows = GROUPED_ROWS;
     u32 order_threads = HOPPER * FEW_THREADS;
     u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;

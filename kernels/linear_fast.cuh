@@ -84,7 +84,7 @@ __device__ __forceinline__ void store_product(const Work& work, const Range& at,
     row += at.strip * STRIP_ROWS;
     if (row >= work.matrix_rows(at)) return;
     if (work.bias(at)) sum += widen_bf16(__ldg(work.bias(at) + row));
-    work.y(at, x_row)[row] = round_to_bf16(sum);
+    work.y(at, x_row)[row] = round_to_bf16(work.scale(at, x_row, sum));
 }
 
 // Adds the warps' sums of 32 x 8 numbers, for eight rows of x, in the order of the warps. All warps

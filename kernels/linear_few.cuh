@@ -101,7 +101,7 @@ struct FewPiece {
     u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or more
     u32 length;                           // blocks of each split but the last
     u32 first_block, stages;              // first block in each split, stages of the piece
-    u32 x_first, x_rows;                  // grouped: the first place; rows of x
+    u32 x_first, x_rows;                  // experts: the first place; rows of x
     u32 left;                             // the block's strips of the matrix after these
 
     // A unit's strip; its split in the pass; whether the unit exists.
@@ -222,6 +222,13 @@ struct FewShared {
     __device__ const u16* x(const FewPiece&, u32 row) const {
         return launch.x + row * launch.x_pitch;
     }
+    __device__ float bias(const FewPiece& piece, u32 row) const {
+        return piece.bias ? widen_bf16(piece.bias[row]) : 0;
+    }
+    __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float bias) const {
+        if (piece.bias) sum += bias;
+        piece.y[x_row * piece.y_pitch + row] = round_to_bf16(sum);
+    }
     // A lane's place for a load of eight rows of x by 32 columns, and the place in the block's
     // second half.
     __device__ static u32 x_place(u32 lane) {
@@ -260,9 +267,6 @@ struct FewGrouped : Grouped {
         piece.first_window = m.first_column / (FEW_BLOCKS * FEW_COLUMNS);
         piece.entries = static_cast<const u32*>(m.rest);
         piece.entry_count = m.rest_count;
-        piece.y = y(at, 0);
-        piece.y_pitch = launch.y_pitch;
-        piece.bias = nullptr;
         piece.rows = launch.rows;
         piece.all_splits = piece.pass_splits = 1;
         piece.inverse = 1 << 16;
@@ -275,6 +279,12 @@ struct FewGrouped : Grouped {
         Range at = {};
         at.first_row = piece.x_first;
         return Grouped::x(at, row);
+    }
+    __device__ float bias(const FewPiece&, u32) const { return 0; }
+    __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float) const {
+        Range at = {};
+        at.first_row = piece.x_first;
+        y(at, x_row)[row] = round_to_bf16(scale(at, x_row, sum));
     }
     __device__ static u32 x_place(u32 lane) { return lane % 8 * X_PITCH + lane / 8 * 16; }
     __device__ static u32 second(u32 place) { return place + 64; }
@@ -906,22 +916,20 @@ struct FewChain {
             ring.next();
         }
     }
-    __device__ __forceinline__ void store(u32 strip) const {
+    __device__ __forceinline__ void store(const Work& work, u32 strip) const {
         const u32 first = strip * STRIP_ROWS + half * 16 + lane / 4;
 #pragma unroll
         for (u32 high = 0; high < 2; high++) {
             const u32 row = first + 8 * high;
             if (row >= piece.rows) continue;
-            const float bias = piece.bias ? widen_bf16(piece.bias[row]) : 0;
+            const float bias = work.bias(piece, row);
 #pragma unroll
             for (u32 i = 0; i < EIGHTS; i++)
 #pragma unroll
                 for (u32 k = 0; k < 2; k++) {
                     const u32 x_row = 8 * (band * EIGHTS + i) + lane % 4 * 2 + k;
-                    float sum = sums[i][2 * high + k];
-                    if (piece.bias) sum += bias;
                     if (x_row < piece.x_rows)
-                        piece.y[x_row * piece.y_pitch + row] = round_to_bf16(sum);
+                        work.store(piece, x_row, row, sums[i][2 * high + k], bias);
                 }
         }
     }
@@ -945,8 +953,8 @@ struct FewChain {
 
 // Adds the sums of a strip's splits, in order. All warps that multiply call it together.
 template <class Work>
-__device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece& piece,
-                                           const FewRing<Work>& ring, u32 unit, u32 threads,
+__device__ __forceinline__ void add_splits(const Work& work, FewChain<Work>& chain,
+                                           const FewPiece& piece, const FewRing<Work>& ring, u32 unit, u32 threads,
                                            bool active) {
     constexpr u32 BYTES = Work::EIGHTS * 512;
     constexpr u32 HALVES = FEW_HALVES<Work>;
@@ -961,7 +969,7 @@ __device__ __forceinline__ void add_splits(FewChain<Work>& chain, const FewPiece
     if (piece.first_split) chain.add_saved(before);
     for (u32 i = 1; i < piece.splits; i++) chain.add_saved(mine + HALVES * i * BYTES);
     if (piece.is_last_pass())
-        chain.store(piece.first_strip + piece.strip_of(unit));
+        chain.store(work, piece.first_strip + piece.strip_of(unit));
     else
         chain.save(before);
 }
@@ -1005,9 +1013,9 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         release(ring.table_empty(number), lane);
         if (!piece.is_last_part()) continue;
         if (piece.all_splits > 1)
-            add_splits(chain, piece, ring, unit, threads, active);
+            add_splits(work, chain, piece, ring, unit, threads, active);
         else if (active)
-            chain.store(piece.first_strip + unit);
+            chain.store(work, piece.first_strip + unit);
     }
 }
 

@@ -248,11 +248,21 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
     return (groups * wide_stage_count(columns) + share_stages - 1) / share_stages;
 }
 
-// A mixture of experts. Places are sorted by expert; each multiplies one row of x by its expert's
-// matrix: y[i] = x[x_index[i]] W[e]^T for offsets[e] <= i < offsets[e + 1]. The kernel reads only
-// the matrices of experts that have places. df11_linear_grouped takes this one argument by value,
-// in any number of blocks; df11_linear_constants gives the threads and the dynamic shared memory.
-// The bits of y depend only on the matrix and the row of x.
+// A mixture of experts. Each place multiplies one row of x by its expert's matrix. There are two
+// ways to route rows:
+//
+// - With `offsets`, places are sorted by expert: y[i] = x[x_index[i]] W[e]^T for
+//   offsets[e] <= i < offsets[e + 1].
+// - With `blocks`, `slots` slots have an expert each, and slot s gives row s of y: row s / share of
+//   x times the expert's matrix, times factors[s] before the sum is rounded. Without x_index, place
+//   i is slot i, and blocks[i] its expert. With it, places come in blocks of GROUPED_ROWS: blocks[b]
+//   is the expert of block b, and place i is slot x_index[i]; indices of `slots` or more pad the
+//   end of a block. vLLM's operator moe_align_block_size writes such lists.
+//
+// The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this one
+// argument by value, in any number of blocks; df11_linear_constants gives the threads, the dynamic
+// shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and the
+// factor.
 constexpr u32 MOST_EXPERTS = 1024;
 struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
@@ -260,6 +270,9 @@ struct alignas(16) GroupedLaunch {
                    // of 16 bytes
     const u32* x_index;  // `places` of them, or null: place i then has row i
     const u32* offsets;  // experts + 1 on the device: ascending, the last at most `places`
+    const u32* blocks;   // experts of blocks, or null: offsets route
+    const u32* end;      // with blocks and x_index, on the device: number of places that count
+    const float* factors;  // with blocks: one for each slot, or null
     // Null, or `experts` of them on the device, aligned to 16 bytes. The kernel reads the fields
     // before bias, whole_columns and first_column.
     const LinearMatrix* matrices;
@@ -270,11 +283,12 @@ struct alignas(16) GroupedLaunch {
         columns;          // size of x; an index at or past x_rows sets the status and counts as 0
     u32 rows;             // rows of each matrix, columns of y
     u32 places, experts;  // at most MOST_EXPERTS experts
-    u32 reserved[3];
+    u32 slots, share;     // with blocks; share is at least 1
+    u32 reserved;
     LinearMatrix whole;  // if `matrices` is null: the rows of all experts, one after the other;
                          // `rows` is a multiple of 32
 };
-static_assert(sizeof(GroupedLaunch) == 192, "as Rust has it");
+static_assert(sizeof(GroupedLaunch) == 224, "as Rust has it");
 
 // df11_linear_tile_{8,16} multiply by matrices in tiles of 32 x 256 as stored, whose columns are a
 // multiple of 8. They take a LinearLaunch too, with up to 8 and with 9 to 16 rows of x. Any number

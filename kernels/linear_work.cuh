@@ -42,6 +42,7 @@ struct Shared {
         return matrix(at).y + row * matrix(at).y_pitch;
     }
     __device__ const u16* bias(const Range& at) const { return matrix(at).bias; }
+    __device__ float scale(const Range&, u32, float sum) const { return sum; }
     __device__ u32 matrix_rows(const Range& at) const { return matrix(at).rows; }
     __device__ Range range(u32 item) const {
         Range at = {};
@@ -89,17 +90,25 @@ struct Grouped {
         m.patches += strips * patch_bytes(m.whole_columns);
         return m;
     }
+    __device__ u32 index(u32 place) const {
+        return launch.x_index ? __ldg(launch.x_index + place) : place;
+    }
     __device__ const u16* x(const Range& at, u32 row) const {
-        u32 index = at.first_row + row;
-        if (launch.x_index) index = __ldg(launch.x_index + index);
-        if (index >= launch.x_rows) {
-            index = 0;
+        u32 from = index(at.first_row + row);
+        if (launch.blocks) from /= launch.share;
+        if (from >= launch.x_rows) {
+            from = 0;
             atomicOr(launch.status, STATUS_INDEX);
         }
-        return launch.x + index * launch.x_pitch;
+        return launch.x + from * launch.x_pitch;
     }
+    // The row of y of a place.
+    __device__ u32 y_row(u32 place) const { return launch.blocks ? index(place) : place; }
     __device__ u16* y(const Range& at, u32 row) const {
-        return launch.y + (at.first_row + row) * launch.y_pitch;
+        return launch.y + y_row(at.first_row + row) * launch.y_pitch;
+    }
+    __device__ float scale(const Range& at, u32 row, float sum) const {
+        return launch.factors ? sum * __ldg(launch.factors + y_row(at.first_row + row)) : sum;
     }
     __device__ const u16* bias(const Range&) const { return nullptr; }
     __device__ u32 matrix_rows(const Range&) const { return launch.rows; }
@@ -111,6 +120,13 @@ struct Grouped {
     // synchronise afterwards.
     __device__ void count_batches(u32* to) const {
         if (threadIdx.x >= LANES) return;
+        if (launch.blocks) {
+            const u32 count = launch.x_index
+                                  ? min(__ldg(launch.end), launch.places) / GROUPED_ROWS
+                                  : launch.places;
+            if (threadIdx.x == 0) to[launch.experts] = count;
+            return;
+        }
         u32 before = 0;
         for (u32 begin = 0; begin < launch.experts; begin += LANES) {
             const u32 expert = begin + threadIdx.x;
@@ -127,9 +143,34 @@ struct Grouped {
         }
         if (threadIdx.x == 0) to[launch.experts] = before;
     }
+    // The expert and the places of a batch that is a block, or a single place.
+    __device__ void find_block(u32 batch, Range& at) const {
+        at.matrix = __ldg(launch.blocks + batch);
+        at.first_row = batch, at.rows = 1;
+        u32 problems = at.matrix < launch.experts ? 0 : STATUS_INDEX;
+        if (problems) at.matrix = 0;
+        if (launch.x_index) {
+            at.first_row = batch * GROUPED_ROWS;
+            u32 valid = 0;
+#pragma unroll
+            for (u32 i = 0; i < GROUPED_ROWS; i++)
+                valid |= u32(index(at.first_row + i) < launch.slots) << i;
+            at.rows = __ffs(~valid) - 1;
+            if (valid >> at.rows) problems = STATUS_INDEX;  // padding is not at the end
+        }
+        if (problems) atomicOr(launch.status, problems);
+    }
     __device__ Range range(u32 item) const {
         Range at = {};
         const u32 batch = item / strips();
+        at.strip = item % strips();
+        at.slices = 1;
+        at.end = steps_of(launch.columns);
+        at.exists = true;
+        if (launch.blocks) {
+            find_block(batch, at);
+            return at;
+        }
         u32 low = 0, high = launch.experts;  // the last expert with no more batches before it
         while (low + 1 < high) {
             const u32 middle = (low + high) / 2;
@@ -139,10 +180,6 @@ struct Grouped {
                 high = middle;
         }
         at.matrix = low;
-        at.strip = item % strips();
-        at.slices = 1;
-        at.end = steps_of(launch.columns);
-        at.exists = true;
         at.first_row = place(low) + (batch - batches[low]) * GROUPED_ROWS;
         at.rows = min(place(low + 1) - at.first_row, GROUPED_ROWS);
         return at;

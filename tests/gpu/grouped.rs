@@ -6,6 +6,7 @@ use df11::gpu::{
     GroupedLinear, LinearInput, LinearOutput, Matrix, Routing, Status,
     cudarc::driver::{CudaStream, DevicePtr as _, DevicePtrMut as _},
 };
+use half::bf16;
 
 use super::{
     capture, cases, gpu, gpu_stream,
@@ -23,8 +24,12 @@ struct Mixture {
 impl Mixture {
     /// Experts are slices of one tensor, as most checkpoints have them; or tensors of their own.
     fn new(experts: usize, rows: usize, columns: usize, stacked: bool) -> Self {
+        Self::of(Host::normal(experts * rows, columns, 11), experts, stacked)
+    }
+
+    fn of(all: Host, experts: usize, stacked: bool) -> Self {
         let device = gpu().unwrap();
-        let all = Host::normal(experts * rows, columns, 11);
+        let (rows, columns) = (all.rows / experts, all.columns);
         let hosts: Vec<Host> =
             (0..experts).map(|at| all.slice(at * rows..(at + 1) * rows, 0..columns)).collect();
         let matrices: Vec<Matrix> = if stacked {
@@ -190,6 +195,170 @@ fn hostile_offsets_and_rows_stay_inside() {
         assert!(between, "nothing else is written");
     }
     assert!(mixture.run(&stream, &good) == (expected, 0));
+}
+
+/// Experts that each row of x chose, as slots: one by one, and sorted into blocks.
+struct Slots<'a> {
+    mixture: &'a Mixture,
+    /// The expert of each slot.
+    experts: Vec<u32>,
+    share: usize,
+    factors: Option<Vec<f32>>,
+}
+
+/// Lists of `Routing::in_blocks`.
+struct Blocks {
+    experts: Vec<u32>,
+    indices: Vec<u32>,
+    end: u32,
+}
+
+impl<'a> Slots<'a> {
+    fn new(mixture: &'a Mixture, share: usize, seed: u64) -> Self {
+        let mut state = seed;
+        let mut one = || (random(&mut state) % mixture.hosts.len() as u64) as u32;
+        Self { mixture, experts: (0..9 * share).map(|_| one()).collect(), share, factors: None }
+    }
+
+    /// As vLLM's operator leaves them: blocks of one expert, padded with the number of slots, and
+    /// anything after the end.
+    fn blocks(&self) -> Blocks {
+        let each = self.mixture.linear.block_places() as usize;
+        let slots = self.experts.len() as u32;
+        let (mut experts, mut indices) = (Vec::new(), Vec::new());
+        for expert in 0..self.mixture.hosts.len() as u32 {
+            let mine = (0..slots).filter(|&slot| self.experts[slot as usize] == expert);
+            indices.extend(mine);
+            indices.resize(indices.len().next_multiple_of(each), slots);
+            experts.resize(indices.len() / each, expert);
+        }
+        let end = indices.len() as u32;
+        indices.extend([u32::MAX, 0, 1]);
+        Blocks { experts, indices, end }
+    }
+
+    /// y with rows of `rows + 3`, and the status.
+    #[expect(unsafe_code, reason = "raw pointers")]
+    fn run(&self, stream: &Arc<CudaStream>, blocks: Option<&Blocks>) -> (Vec<u16>, u32) {
+        let linear = &self.mixture.linear;
+        let columns = self.mixture.x.columns;
+        let x = stream.clone_htod(&self.mixture.x.bits).unwrap();
+        let experts = blocks.map_or(&self.experts, |blocks| &blocks.experts);
+        let experts = stream.clone_htod(experts).unwrap();
+        let indices = blocks.map(|blocks| stream.clone_htod(&blocks.indices).unwrap());
+        let end = blocks.map(|blocks| stream.clone_htod(&[blocks.end]).unwrap());
+        let factors = self.factors.as_ref().map(|all| stream.clone_htod(all).unwrap());
+        let (slots, share) = (self.experts.len() as u64, self.share as u64);
+        let mut routing = Routing::slots(experts.device_ptr(stream).0, slots, share);
+        if let (Some(indices), Some(end)) = (&indices, &end) {
+            let places = indices.len() as u64;
+            routing =
+                routing.in_blocks(indices.device_ptr(stream).0, places, end.device_ptr(stream).0);
+        }
+        let routing = routing.factors(factors.as_ref().map_or(0, |all| all.device_ptr(stream).0));
+        let input = LinearInput::new(x.device_ptr(stream).0, 9, columns as u64);
+        let pitch = self.pitch();
+        launch_at(linear.device(), stream, self.experts.len() * pitch, |y, status| {
+            let y = LinearOutput::new(y, pitch as u64);
+            // SAFETY: lists and factors have the lengths that `Routing` asks for; all live until
+            // the status is read.
+            unsafe { linear.multiply(input, routing, y, stream, status) }
+        })
+    }
+
+    fn pitch(&self) -> usize {
+        self.mixture.rows() + 3
+    }
+
+    /// The same products by offsets, at the slots' rows.
+    fn by_offsets(&self, stream: &Arc<CudaStream>) -> Vec<u16> {
+        let mut order: Vec<usize> = (0..self.experts.len()).collect();
+        order.sort_by_key(|&slot| self.experts[slot]);
+        let count = |expert| self.experts.iter().filter(|&&one| one < expert).count() as u32;
+        let offsets = (0..=self.mixture.hosts.len() as u32).map(count).collect();
+        let rows = order.iter().map(|&slot| (slot / self.share) as u32).collect();
+        let (places, pitch) = (order.len(), self.pitch());
+        let call = Call { offsets, rows: Some(rows), places, pitch, shift: 0 };
+        let (sorted, word) = self.mixture.run(stream, &call);
+        assert_eq!(word, 0);
+        let mut y = vec![0; sorted.len()];
+        for (row, slot) in sorted.chunks(pitch).zip(order) {
+            y[slot * pitch..][..pitch].copy_from_slice(row);
+        }
+        y
+    }
+}
+
+/// Slots give the bits of places, one by one and in blocks, with any number of slots per expert.
+#[test]
+fn slots_are_multiplied_by_their_experts() {
+    let Some((_, stream)) = gpu_stream() else { return };
+    for &(experts, rows, columns, stacked) in cases(&SHAPES, 3) {
+        let mixture = Mixture::new(experts, rows, columns, stacked);
+        for share in [1, 2, 7] {
+            let slots = Slots::new(&mixture, share, share as u64);
+            let expected = slots.by_offsets(&stream);
+            assert!(slots.run(&stream, None) == (expected.clone(), 0), "{share} slots each");
+            assert!(
+                slots.run(&stream, Some(&slots.blocks())) == (expected, 0),
+                "{share} in blocks"
+            );
+        }
+    }
+}
+
+/// Sums that f32 holds exactly are multiplied by their factor, and rounded once.
+#[test]
+fn factors_multiply_before_rounding() {
+    let Some((_, stream)) = gpu_stream() else { return };
+    let mut mixture = Mixture::of(Host::exact(4 * 64, 264, 3), 4, true);
+    mixture.x = Host::exact(9, 264, 4);
+    let mut slots = Slots::new(&mixture, 3, 2);
+    let factors: Vec<f32> = (0..27).map(|at| 0.037 * at as f32 - 0.4).collect();
+    slots.factors = Some(factors.clone());
+    let (y, word) = slots.run(&stream, None);
+    assert_eq!(word, 0);
+    assert!(slots.run(&stream, Some(&slots.blocks())) == (y.clone(), 0), "in blocks");
+    let mut rounded_twice = 0;
+    for (slot, row) in y.chunks(slots.pitch()).enumerate() {
+        let weights = &mixture.hosts[slots.experts[slot] as usize];
+        for (at, &bits) in row[..64].iter().enumerate() {
+            let sum = mixture.x.terms(slot / 3, weights, at).sum::<f64>() as f32;
+            let expected = bf16::from_f32(sum * factors[slot]);
+            assert_eq!(bits, expected.to_bits(), "slot {slot}, column {at}");
+            let twice = bf16::from_f32(bf16::from_f32(sum).to_f32() * factors[slot]);
+            rounded_twice += usize::from(twice != expected);
+        }
+    }
+    assert!(rounded_twice > 50, "a second rounding would be seen");
+}
+
+#[test]
+fn hostile_blocks_stay_inside() {
+    let Some((_, stream)) = gpu_stream() else { return };
+    let mixture = Mixture::new(5, 96, 520, true);
+    let slots = Slots::new(&mixture, 2, 1);
+    let (expected, _) = slots.run(&stream, None);
+    let mut state = 3;
+    for round in 0..40 {
+        let mut blocks = slots.blocks();
+        let used = blocks.experts.len();
+        match round % 4 {
+            0 => blocks.experts[random(&mut state) as usize % used] = 5 + random(&mut state) as u32,
+            1 => blocks.indices[0] = 18 + random(&mut state) as u32 % 1000,
+            2 => blocks.indices[..16].fill(u32::MAX),
+            _ => blocks.experts.iter_mut().for_each(|expert| *expert = u32::MAX),
+        }
+        let (y, word) = slots.run(&stream, Some(&blocks));
+        assert_eq!(word, 256, "round {round}");
+        let between =
+            y.chunks(slots.pitch()).all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
+        assert!(between, "nothing else is written");
+    }
+    // A number of places past the end of the list counts as the list's length, whose last block is
+    // not whole.
+    let beyond = Blocks { end: u32::MAX, ..slots.blocks() };
+    assert!(slots.run(&stream, Some(&beyond)) == (expected, 0));
 }
 
 /// A replay follows the router as it is then; and the product after it waits for it.

@@ -48,7 +48,7 @@ impl Host {
     }
 
     /// Small whole numbers, and some with exponents far from theirs: sums in f32 are exact.
-    fn exact(rows: usize, columns: usize, mut seed: u64) -> Self {
+    pub(super) fn exact(rows: usize, columns: usize, mut seed: u64) -> Self {
         let mut one = || match random(&mut seed) % 16 {
             0 => 0.0,
             1 => -0.0,

@@ -294,6 +294,9 @@ fn experts_are_prepared_and_checked() {
         (x, Routing::new(4, 4)),
         (none, Routing::new(4, 0)),
         (x, Routing::new(4, 1 << 31).rows(4)),
+        (x, Routing::slots(4, 32, 8).factors(4)),
+        (x, Routing::slots(4, 30, 8).in_blocks(4, 80, 4)),
+        (none, Routing::slots(4, 0, 8)),
     ] {
         multiply(x, routing, y).unwrap();
     }
@@ -306,6 +309,16 @@ fn experts_are_prepared_and_checked() {
         (multiply(x, routing, LinearOutput::new(3, 32)), "misaligned"),
         (multiply(x, Routing::new(2, 8).rows(4), y), "misaligned"),
         (multiply(x, Routing::new(4, 8).rows(2), y), "misaligned"),
+        (multiply(x, routing.factors(2), y), "misaligned"),
+        (multiply(x, Routing::slots(2, 4, 1), y), "misaligned"),
+        (multiply(x, Routing::slots(4, 4, 1).in_blocks(4, 48, 2), y), "misaligned"),
+        (multiply(x, Routing::slots(4, 33, 8), y), "every `share` slots"),
+        (multiply(x, Routing::slots(4, 4, 0), y), "every `share` slots"),
+        (multiply(x, Routing::slots(4, 4, 1 << 32), y), "every `share` slots"),
+        (multiply(x, Routing::slots(4, 4, 1).rows(4), y), "Routing::in_blocks"),
+        (multiply(x, Routing::slots(4, 4, 1).in_blocks(0, 48, 4), y), "Routing::in_blocks"),
+        (multiply(x, Routing::new(4, 4).in_blocks(4, 48, 4), y), "every `share` slots"),
+        (multiply(x, Routing::slots(4, 1 << 31, 1 << 31), y), "multiply fewer"),
         (multiply(x, routing, y.bias(64)), "add it to y"),
         (multiply(x, Routing::new(4, 1 << 33).rows(4), y), "multiply fewer"),
     ]);

@@ -12,28 +12,81 @@ use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence
 
 /// The rows of x that go to each expert, as a router leaves them in device memory.
 ///
-/// There are `places`, sorted by expert: expert e has the places from `offsets[e]` to before
-/// `offsets[e + 1]`. A place is a row of x to multiply, and a row of the product.
+/// There are two forms. [`Routing::new`] has *places*, sorted by expert: expert e has the places
+/// from `offsets[e]` to before `offsets[e + 1]`. A place is a row of x to multiply, and a row of
+/// the product. [`Routing::slots`] has *slots*: the experts that each row of x chose, in the order
+/// of these rows. A slot is a row of the product. Addresses are of device memory, and multiples
+/// of 4.
 #[derive(Clone, Copy, Debug)]
 pub struct Routing {
-    offsets: CUdeviceptr,
     places: u64,
-    rows: CUdeviceptr,
+    /// Addresses of the places' rows of x, or of their slots; or 0.
+    indices: CUdeviceptr,
+    factors: CUdeviceptr,
+    by: By,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    /// The address of the offsets.
+    Offsets(CUdeviceptr),
+    /// The address of the experts. `end`: that of the number of places, or 0 without indices.
+    Slots { experts: CUdeviceptr, end: CUdeviceptr, slots: u64, share: u64 },
 }
 
 impl Routing {
-    /// `offsets`: device address, a multiple of 4, of a `u32` for each expert and one more,
-    /// ascending, the last at most `places`. Place i has row i of x, unless [`Routing::rows`] says
-    /// otherwise.
+    /// `offsets`: address of a `u32` for each expert and one more, ascending, the last at most
+    /// `places`. Place i has row i of x, unless [`Routing::rows`] says otherwise.
     pub const fn new(offsets: CUdeviceptr, places: u64) -> Self {
-        Self { offsets, places, rows: 0 }
+        Self { places, indices: 0, factors: 0, by: By::Offsets(offsets) }
     }
 
-    /// Gives place i the row of x that the i-th `u32` from this device address on names. The
-    /// address is a multiple of 4; 0 is none.
+    /// Gives place i the row of x that the i-th `u32` from this address on names; 0 is none. Not
+    /// with slots.
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
-        Self { rows: indices, ..self }
+        Self { indices, ..self }
+    }
+
+    /// Slot s is row s / `share` of x times the expert that the s-th `u32` from `experts` on names.
+    /// An expert is read again for each of its slots, unless they are sorted into
+    /// [blocks](Self::in_blocks).
+    pub const fn slots(experts: CUdeviceptr, slots: u64, share: u64) -> Self {
+        let by = By::Slots { experts, end: 0, slots, share };
+        Self { places: slots, indices: 0, factors: 0, by }
+    }
+
+    /// Sorts slots into blocks of [`GroupedLinear::block_places`] places of one expert: `experts`
+    /// are then those of the blocks, and place i is the slot that the i-th `u32` from `indices` on
+    /// names. Indices that are no slots pad the end of a block. `end`: address of the number of
+    /// places that count, a `u32`; there is memory for `places`. vLLM's operator
+    /// `moe_align_block_size` writes such lists.
+    #[must_use]
+    pub const fn in_blocks(self, indices: CUdeviceptr, places: u64, end: CUdeviceptr) -> Self {
+        match self.by {
+            By::Slots { experts, slots, share, .. } => {
+                Self { places, indices, by: By::Slots { experts, end, slots, share }, ..self }
+            }
+            // `check` refuses a share of 0.
+            By::Offsets(experts) => {
+                Self { by: By::Slots { experts, end, slots: places, share: 0 }, ..self }
+            }
+        }
+    }
+
+    /// Multiplies row i of the product, before it is rounded, by the i-th `f32` from this address
+    /// on; 0 is none.
+    #[must_use]
+    pub const fn factors(self, factors: CUdeviceptr) -> Self {
+        Self { factors, ..self }
+    }
+
+    /// The most rows of the product.
+    const fn products(&self) -> u64 {
+        match self.by {
+            By::Offsets(_) => self.places,
+            By::Slots { slots, .. } => slots,
+        }
     }
 }
 
@@ -87,6 +140,7 @@ pub struct GroupedLinear {
     rows: u64,
     count: u64,
     keeps_order: bool,
+    block_places: u64,
 }
 
 impl GroupedLinear {
@@ -104,7 +158,7 @@ impl GroupedLinear {
             return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
         };
         let device = first.device();
-        let keeps_order = device.linear_kernels()?.check_grouped()?;
+        let (keeps_order, block_places) = device.linear_kernels()?.check_grouped()?;
         for expert in experts {
             check_pair(first, expert)?;
             let (rows, others, name) = (first.row_count(), expert.row_count(), expert.name());
@@ -120,7 +174,8 @@ impl GroupedLinear {
         let table: Vec<LinearMatrix> = experts.iter().map(Matrix::task).collect();
         let table = Buffer::of(device.copies(), &table)?;
         let (rows, count) = (first.row_count(), experts.len() as u64);
-        Ok(Self { matrices: experts.to_vec(), table: Some(table), rows, count, keeps_order })
+        let matrices = experts.to_vec();
+        Ok(Self { matrices, table: Some(table), rows, count, keeps_order, block_places })
     }
 
     /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
@@ -135,14 +190,15 @@ impl GroupedLinear {
             let problem = format!("{count} experts, {:?}", matrix.residence());
             return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
         }
-        let keeps_order = matrix.device().linear_kernels()?.check_grouped()?;
+        let (keeps_order, block_places) = matrix.device().linear_kernels()?.check_grouped()?;
         let all = matrix.row_count();
         let rows = all.checked_div(count).filter(|&rows| rows > 0 && rows * count == all);
         let Some(rows) = rows.filter(|rows| count == 1 || rows.is_multiple_of(STRIP_ROWS)) else {
             let problem = format!("{all} rows are not {count} experts");
             return refuse(problem, "take as many as begin on multiples of 32 rows");
         };
-        Ok(Self { matrices: vec![matrix.clone()], table: None, rows, count, keeps_order })
+        let matrices = vec![matrix.clone()];
+        Ok(Self { matrices, table: None, rows, count, keeps_order, block_places })
     }
 
     /// The number of experts.
@@ -157,32 +213,38 @@ impl GroupedLinear {
         self.keeps_order
     }
 
+    /// The places of a block of [`Routing::in_blocks`]: 16, or 8 without compute capability 9.0.
+    pub fn block_places(&self) -> u64 {
+        self.block_places
+    }
+
     /// The GPU on which they lie.
     pub fn device(&self) -> &Device {
         self.matrices[0].device()
     }
 
-    /// Puts the products on a stream: y has a row for each place. Neither allocates nor waits, and
+    /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor waits, and
     /// can be captured in a graph: a replay uses the offsets and rows at that time. An expert's
     /// matrix is read once for each 16 of its places (8 without compute capability 9.0); experts
-    /// without places cost nothing. Rows of y before the first offset and from the last one on stay
-    /// as they are. Starts early and lets the next launch start early like
+    /// without places cost nothing. Rows of y that are no expert's stay as they are. Starts early and lets the next launch start early like
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
-    /// Offsets that descend or exceed the places, rows that x does not have, and contradictions in
-    /// what is stored set `status`; rows of y then hold anything.
+    /// Offsets that descend or exceed the places, rows that x does not have, experts that do not
+    /// exist, padding before a slot of its block, and contradictions in what is stored set
+    /// `status`; rows of y then hold anything.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if places are without rows of x, rows would
+    /// [`Error::Parameter`](crate::Error::Parameter) if places or slots are without rows of x, rows would
     /// overlap, an address is misaligned, y has a bias, the stream or the status is of another
     /// device, or there are 2^31 / (experts × rows of a matrix / 256) places or more;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
-    /// `y` has room for as many rows as there are places, of as many elements as a matrix has rows;
-    /// `routing` has an offset for each expert and one more, and a row for each place if it names
-    /// any. Until the work is done nobody else uses y or changes the rest; until then, and until
+    /// `y` has room for as many rows as there are places or slots, of as many elements as a matrix
+    /// has rows; `routing` has an offset for each expert and one more, and a row for each place if
+    /// it names any; or an expert for each slot or block, an index for each place, and their number;
+    /// and a factor for each row of y if it names any. Until the work is done nobody else uses y or changes the rest; until then, and until
     /// the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
@@ -202,11 +264,18 @@ impl GroupedLinear {
             Some(table) => (table.pointer(), LinearMatrix::default()),
             None => (0, first.task()),
         };
+        let (offsets, blocks, end, slots, share) = match routing.by {
+            By::Offsets(offsets) => (offsets, 0, 0, 0, 1),
+            By::Slots { experts, end, slots, share } => (0, experts, end, slots, share),
+        };
         let launch = GroupedLaunch {
             x: x.pointer,
             x_pitch: x.pitch,
-            x_index: routing.rows,
-            offsets: routing.offsets,
+            x_index: routing.indices,
+            offsets,
+            blocks,
+            end,
+            factors: routing.factors,
             matrices,
             y: y.pointer,
             y_pitch: y.pitch,
@@ -216,7 +285,9 @@ impl GroupedLinear {
             rows: self.rows as u32,
             places: routing.places as u32,
             experts: self.count as u32,
-            reserved: [0; 3],
+            slots: slots as u32,
+            share: share as u32,
+            reserved: 0,
             whole,
         };
         // SAFETY: `self` keeps the arrays of as many matrices, all with these rows and columns;
@@ -226,25 +297,47 @@ impl GroupedLinear {
     }
 
     fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
-        let Routing { offsets, places, rows } = *routing;
+        let Routing { places, indices, factors, by } = *routing;
         let columns = self.matrices[0].column_count();
         // The kernel counts its items in 32 bits, whatever the offsets say.
-        let each = self.count * self.rows.div_ceil(STRIP_ROWS);
-        let items = places.div_ceil(LEAST_CHUNK).saturating_mul(each);
-        if items >= 1 << 31 || u32::try_from(x.rows).is_err() {
-            let problem = format!("{places} places, {} rows of x", x.rows);
+        let strips = self.rows.div_ceil(STRIP_ROWS);
+        let batches = match by {
+            By::Slots { end: 0, .. } => places,
+            _ => places.div_ceil(LEAST_CHUNK).saturating_mul(self.count),
+        };
+        let items = batches.saturating_mul(strips);
+        let rows_of_y = routing.products();
+        if items >= 1 << 31 || [x.rows, rows_of_y].iter().any(|&n| u32::try_from(n).is_err()) {
+            let problem = format!("{places} places, {rows_of_y} products, {} rows of x", x.rows);
             return refuse(problem, "multiply fewer at once");
         }
-        if places > 0 && x.rows == 0 || rows == 0 && places > x.rows {
-            let problem = format!("{places} places have rows of x, which has {}", x.rows);
-            return refuse(problem, "name a row of x for each place (Routing::rows)");
-        }
-        if x.rows > 1 && x.pitch < columns || places > 1 && y.pitch < self.rows {
+        let addresses = match by {
+            By::Offsets(offsets) => {
+                if places > 0 && x.rows == 0 || indices == 0 && places > x.rows {
+                    let problem = format!("{places} places have rows of x, which has {}", x.rows);
+                    return refuse(problem, "name a row of x for each place (Routing::rows)");
+                }
+                offsets
+            }
+            By::Slots { experts, end, slots, share } => {
+                if slots.div_ceil(share.max(1)) > x.rows || !(1..1 << 32).contains(&share) {
+                    let problem = format!("{slots} slots, {share} per row of {} of x", x.rows);
+                    return refuse(problem, "give x a row for every `share` slots");
+                }
+                if (indices == 0) != (end == 0) {
+                    let problem = "blocks without indices or their number, or rows of slots";
+                    return refuse(problem, "use Routing::in_blocks, and no rows");
+                }
+                experts | end
+            }
+        };
+        if x.rows > 1 && x.pitch < columns || rows_of_y > 1 && y.pitch < self.rows {
             return refuse("rows of x or y would overlap", "pitches count elements, not bytes");
         }
-        if !(x.pointer | y.pointer).is_multiple_of(2) || !(offsets | rows).is_multiple_of(4) {
-            let problem = "x, y, offsets or rows are misaligned";
-            return refuse(problem, "BF16 needs multiples of 2 bytes, u32 of 4");
+        let words = addresses | indices | factors;
+        if !(x.pointer | y.pointer).is_multiple_of(2) || !words.is_multiple_of(4) {
+            let problem = "x, y or an address of the routing is misaligned";
+            return refuse(problem, "BF16 needs multiples of 2 bytes, u32 and f32 of 4");
         }
         if y.bias != 0 {
             return refuse("grouped products add no bias", "add it to y");

@@ -43,6 +43,7 @@ struct Constants {
     fast_bytes: [u32; 2],
     grouped_threads: u32,
     grouped_bytes: u32,
+    grouped_rows: u32,
     /// For the order of a plan of the sum; 0 if compiled for another target.
     order_threads: u32,
     order_bytes: u32,
@@ -103,6 +104,8 @@ pub(in crate::gpu) struct LinearKernels {
     /// Kernels for more rows by matrices as stored, if this GPU has them.
     pub(super) decoded: Option<DecodedKernels>,
     grouped: Multiply,
+    /// Most places of one expert that a block multiplies at once.
+    grouped_rows: u32,
     count: CudaFunction,
     scan: CudaFunction,
     pack: CudaFunction,
@@ -152,7 +155,7 @@ impl LinearKernels {
         let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
         let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
         let function = |name| module.function(name);
-        let Constants { grouped_threads, grouped_bytes, .. } = constants;
+        let Constants { grouped_threads, grouped_bytes, grouped_rows, .. } = constants;
         let grouped = function("grouped")?;
         let grouped = Multiply::prepare(grouped, grouped_threads, grouped_bytes, others)?;
         let count = function("count")?;
@@ -163,6 +166,7 @@ impl LinearKernels {
             tiles,
             decoded,
             grouped,
+            grouped_rows,
             count,
             scan: function("scan")?,
             pack: function("pack")?,
@@ -177,12 +181,12 @@ impl LinearKernels {
     }
 
     /// Checks that the kernel that multiplies by experts fits this GPU; returns whether it keeps
-    /// the order of one split.
-    pub(super) fn check_grouped(&self) -> Result<bool> {
+    /// the order of one split, and the places of its blocks.
+    pub(super) fn check_grouped(&self) -> Result<(bool, u64)> {
         if self.grouped.blocks == 0 {
             return Err(too_little_shared_memory());
         }
-        Ok(self.order.is_some())
+        Ok((self.order.is_some(), self.grouped_rows.into()))
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or, with

@@ -175,6 +175,9 @@ pub(super) struct GroupedLaunch {
     pub(super) x_pitch: u64,
     pub(super) x_index: u64,
     pub(super) offsets: u64,
+    pub(super) blocks: u64,
+    pub(super) end: u64,
+    pub(super) factors: u64,
     pub(super) matrices: u64,
     pub(super) y: u64,
     pub(super) y_pitch: u64,
@@ -184,7 +187,9 @@ pub(super) struct GroupedLaunch {
     pub(super) rows: u32,
     pub(super) places: u32,
     pub(super) experts: u32,
-    pub(super) reserved: [u32; 3],
+    pub(super) slots: u32,
+    pub(super) share: u32,
+    pub(super) reserved: u32,
     /// If `matrices` is 0: one matrix with the rows of all experts.
     pub(super) whole: LinearMatrix,
 }
