@@ -627,6 +627,8 @@ class Grouped:
         """
     keeps_order: Final[bool]
     """Whether each product adds in the order of one split (`Linear.keeps_order`)."""
+    block_places: Final[int]
+    """Places of a block of `multiply_slots`."""
     def multiply(
         self,
         x: int,
@@ -642,6 +644,23 @@ class Grouped:
         """`y[i] = x[rows[i]] W[e]ᵀ` for the places i from `offsets[e]` to before `offsets[e + 1]`.
         Offsets and rows have 32 bits. If `rows` is 0, place i has row i. Reads only experts with
         places.
+        """
+    def multiply_slots(
+        self,
+        x: int,
+        x_rows: int,
+        experts: int,
+        slots: int,
+        blocks: tuple[int, int, int] | None,
+        factors: int,
+        y: int,
+        stream: int,
+    ) -> None:
+        """`y[s] = factors[s] * (x[s // share] W[experts[s]]ᵀ)` for each slot s, rounded once. x and
+        y are contiguous, and share is `slots // x_rows`. `factors`, of 32 bits, may be 0: none.
+        `blocks`: the addresses of places' slots, how many places there are, and the address of how
+        many count; experts are then those of blocks of `block_places` places, and slots that do not
+        exist pad the end of a block, as vLLM's `moe_align_block_size` writes them.
         """
 
 @final

@@ -95,6 +95,11 @@ impl Grouped {
         self.inner.keeps_order()
     }
 
+    #[getter]
+    fn block_places(&self) -> u64 {
+        self.inner.block_places()
+    }
+
     #[expect(clippy::too_many_arguments, reason = "addresses by name")]
     fn multiply(
         &self,
@@ -111,8 +116,48 @@ impl Grouped {
     ) -> PyResult<()> {
         let routing = Routing::new(offsets, places).rows(rows);
         let (x, y) = (LinearInput::new(x, x_rows, pitch), LinearOutput::new(y, y_pitch));
-        self.gpu.raise_told(py)?;
         // SAFETY: the method's contract, which python/df11/_native.pyi states.
+        unsafe { self.run(py, x, routing, y, stream) }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "addresses by name")]
+    fn multiply_slots(
+        &self,
+        py: Python<'_>,
+        x: u64,
+        x_rows: u64,
+        experts: u64,
+        slots: u64,
+        blocks: Option<(u64, u64, u64)>,
+        factors: u64,
+        y: u64,
+        stream: usize,
+    ) -> PyResult<()> {
+        let share = slots.checked_div(x_rows).unwrap_or(0);
+        let mut routing = Routing::slots(experts, slots, share).factors(factors);
+        if let Some((indices, places, end)) = blocks {
+            routing = routing.in_blocks(indices, places, end);
+        }
+        let (rows, columns) = self.inner.shape();
+        let (x, y) = (LinearInput::new(x, x_rows, columns), LinearOutput::new(y, rows));
+        // SAFETY: the method's contract, which python/df11/_native.pyi states.
+        unsafe { self.run(py, x, routing, y, stream) }
+    }
+}
+
+impl Grouped {
+    /// # Safety
+    /// As `GroupedLinear::multiply`; the stream is one of the GPU's.
+    unsafe fn run(
+        &self,
+        py: Python<'_>,
+        x: LinearInput,
+        routing: Routing,
+        y: LinearOutput,
+        stream: usize,
+    ) -> PyResult<()> {
+        self.gpu.raise_told(py)?;
+        // SAFETY: the caller's promise.
         let on = unsafe { self.gpu.on(stream) };
         // SAFETY: as above.
         unsafe { self.inner.multiply(x, routing, y, &on.stream, on.status) }.or_raise(py)

@@ -61,7 +61,7 @@ def checkpoint() -> dict[str, Any]:
 
 CASES = ("linear", "replaced", "vocabulary", "tied", "experts", "missing", "routers", "dense")
 #: Run on a GPU alone.
-GPU_CASES = ("fused", "graph")
+GPU_CASES = ("fused", "apart", "orders", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
 
 
@@ -377,11 +377,70 @@ def check_fused(container: Any, values: dict[str, Any], world: int) -> None:
         given = x, weights, ids.int(), None, None
         return [each.quant_method.apply(each, *given) for each in routed]
 
-    for tokens in (1, 3, 500):
+    from df11.vllm import _grouped  # which needs Triton
+
+    exact = experts_in_mode(lazy, "exact")
+    most = exact.quant_method.most_tokens(exact)
+    # Slots one by one and in blocks; decoded experts.
+    for tokens, sparse in ((1, 0), (3, 0), (1, 4), (3, 4), (most, 4), (most + 1, 4), (500, 4)):
+        _grouped._SPARSE = sparse
         x = torch.randn(tokens, WIDTH)
         weights, ids = torch.randn(tokens, EXPERTS).float().softmax(-1).topk(2)
         torch.testing.assert_close(*products(layer, dense), rtol=2e-2, atol=2e-3)
-    assert torch.equal(*products(experts_in_mode(lazy, "exact"), dense))
+        assert differing(*products(exact, dense)) == 0, tokens
+        assert exact.quant_method.multiplies(exact, tokens, 2) == (tokens <= most)
+        ids.zero_()  # all of them choose one expert
+        assert differing(*products(exact, dense)) == 0, tokens
+
+
+def check_apart(container: Any, values: dict[str, Any], world: int) -> None:
+    """Expert parallelism: slots of another rank's experts add nothing."""
+    layer = experts_in_mode(tensors(container), "exact")
+    both = layer.w13_weight, layer.w2_weight
+    ranks = torch.full((2 * EXPERTS,), -1, dtype=torch.int32)
+    ranks[1::2] = torch.arange(EXPERTS, dtype=torch.int32)
+    for tokens in (1, 9):
+        x = torch.randn(tokens, WIDTH)
+        weights, ids = torch.randn(tokens, 2 * EXPERTS).float().softmax(-1).topk(2)
+        results = [
+            layer.quant_method.kernel.apply(
+                hidden_states=x,
+                w1=w13,
+                w2=w2,
+                topk_weights=weights,
+                topk_ids=ids.int(),
+                activation=layer.activation,
+                apply_router_weight_on_input=False,
+                global_num_experts=2 * EXPERTS,
+                expert_map=ranks,
+                shared_experts=None,
+                shared_experts_input=None,
+            )
+            for w13, w2 in (both, [weight.decode() for weight in both])
+        ]
+        assert differing(*results) == 0, tokens
+
+
+def check_orders(container: Any, values: dict[str, Any], world: int) -> None:
+    """A kernel that rounds before it multiplies by the router's weights is not taken."""
+    from df11.vllm import _grouped
+
+    layer = experts_in_mode(tensors(container), "exact")
+    method = layer.quant_method
+    given = method.moe, method.get_fused_moe_quant_config(layer), layer
+    assert _grouped.ExpertOrders(*given, 2).prepare([1, 7, 16]) == [True] * 3
+    multiply = _grouped._multiply
+
+    def rounded(kernels: Any, x: Any, slots: Any, factors: Any, y: Any) -> None:
+        multiply(kernels, x, slots, None, y)
+        if factors is not None:
+            y.copy_(y * factors[:, None])
+
+    _grouped._multiply = rounded
+    try:  # three experts per token are not known yet
+        assert _grouped.ExpertOrders(*given, 3).prepare([1, 7, 16]) == [False] * 3
+    finally:
+        _grouped._multiply = multiply
 
 
 def experts_in_mode(lazy: Any, mode: str) -> Any:
@@ -394,9 +453,17 @@ def experts_in_mode(lazy: Any, mode: str) -> Any:
 
 def check_graph(container: Any, values: dict[str, Any], world: int) -> None:
     """A captured graph reads what the router says when it is replayed."""
-    layer = experts_in_mode(tensors(container), "fused")
-    x = torch.randn(4, WIDTH)
-    weights, ids = torch.full((4, 2), 0.5), torch.tensor([[0, 1]] * 4, dtype=torch.int32)
+    for mode in ("fused", "exact"):
+        layer = experts_in_mode(tensors(container), mode)
+        for tokens in (1, 4):
+            check_captured(layer, tokens)
+
+
+def check_captured(layer: Any, tokens: int) -> None:
+    x = torch.randn(tokens, WIDTH)
+    weights = torch.full((tokens, 2), 0.5)
+    ids = torch.tensor([[0, 1]] * tokens, dtype=torch.int32)
+    assert layer.quant_method.multiplies(layer, tokens, 2)
 
     def run() -> Any:
         return layer.quant_method.apply(layer, x, weights, ids, None, None)
@@ -409,7 +476,7 @@ def check_graph(container: Any, values: dict[str, Any], world: int) -> None:
     with torch.cuda.graph(graph):
         y = run()
     for chosen in ([0, 1], [2, 3], [3, 0]):
-        ids.copy_(torch.tensor([chosen] * 4, dtype=torch.int32))
+        ids.copy_(torch.tensor([chosen] * tokens, dtype=torch.int32))
         graph.replay()
         assert torch.equal(y, run()), chosen
 

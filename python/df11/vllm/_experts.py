@@ -1,8 +1,8 @@
 """Mixtures of experts.
 
 With few tokens, kernels multiply by the experts that the router chose on the GPU, and read no
-others. With many tokens most experts are chosen. Then, and always in exact mode, a layer's experts
-are decoded, and vLLM's own kernel multiplies.
+others. With many tokens most experts are chosen. Then, and in exact mode where the order of vLLM's
+sums is not known, a layer's experts are decoded, and vLLM's own kernel multiplies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from vllm.platforms import current_platform
 
 from .._dispatch import dense
 from .._experts import products
-from .._tensor import CompressedTensor
 from ._cpu import EXPERTS, Experts
 from ._deferred import Target
 from ._layers import Options, defer, finish
 
-#: Kernels of vLLM that take weights in the checkpoint's layout.
-_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 #: Average rows of x per expert from which decoding all experts is faster.
 _MOST_ROWS = 8
 #: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
@@ -61,15 +58,19 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def __init__(self, options: Options, moe: FusedMoEConfig) -> None:
         super().__init__(moe)
         self.options = options
-        self.dense: FusedMoEKernel | None = None
+        #: vLLM's kernel on a GPU, whose weights may be compressed if `is_grouped`.
+        self.kernel: FusedMoEKernel | None = None
         self.is_grouped = False
+        #: Where the bits are those of vLLM's products; None: nowhere, or not in exact mode.
+        self.orders: Any = None
         _refuse(moe)
         is_cpu = current_platform.is_cpu()
         # On CPUs vLLM's own kernels know all experts alone.
         has_all = not moe.moe_parallel_config.use_ep
         self.on_cpu = Experts(moe) if is_cpu and options.exact and has_all else None
         self.backend = None if is_cpu else select_unquantized_moe_backend(moe)
-        if self.backend is not None and self.backend[0] not in _BACKENDS:
+        # Its kernels take weights in the checkpoint's layout.
+        if self.backend is not None and self.backend[0] != UnquantizedMoeBackend.TRITON:
             raise ValueError(
                 f"df11 has no experts for the MoE backend {self.backend[0].value}; add "
                 "--moe-backend triton"
@@ -103,14 +104,25 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         if self.on_cpu is not None:
             self.on_cpu.load(layer)
             return
-        self.is_grouped = all(_is_grouped(layer, name) for name in EXPERTS)
         numbers = self.get_fused_moe_quant_config(layer)
-        self.activate = _activation_of(layer, numbers)
-        if self.backend is None or self.dense is not None:
+        if self.backend is None:
+            self.activate = _activation_of(layer, numbers)
             return
+        if self.kernel is not None:
+            return
+        from . import _grouped  # which needs Triton
+
         backend, experts = self.backend
         assert experts is not None
-        self.dense = make_unquantized_moe_kernel(
+        if experts in _grouped.CompressedExperts.__bases__:
+            experts = _grouped.CompressedExperts
+            kernels = [_grouped.kernels_of(getattr(layer, name)) for name in EXPERTS]
+            self.is_grouped = None not in kernels
+            keeps_order = all(one is not None and one.keeps_order for one in kernels)
+            if self.options.exact and keeps_order:
+                top = self.moe.experts_per_token
+                self.orders = _grouped.ExpertOrders(self.moe, numbers, layer, top)
+        self.kernel = make_unquantized_moe_kernel(
             quant_config=numbers,
             moe_config=self.moe,
             backend=backend,
@@ -138,13 +150,15 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
         """The weighted sum of each token's experts: [tokens, hidden]."""
         if self.on_cpu is not None:
             return self.on_cpu.apply(layer, x, topk_weights, topk_ids)
-        few = topk_ids.numel() <= _MOST_ROWS * layer.local_num_experts
-        if self.dense is None or (few and self.is_grouped and not self.options.exact):
+        if self.kernel is None:
             return self._multiply(layer, x, topk_weights, topk_ids)
-        return self.dense.apply(
+        weights = layer.w13_weight, layer.w2_weight
+        if not self.is_grouped or not self.multiplies(layer, len(x), topk_ids.shape[1]):
+            weights = dense(weights[0]), dense(weights[1])
+        return self.kernel.apply(
             hidden_states=x,
-            w1=dense(layer.w13_weight),
-            w2=dense(layer.w2_weight),
+            w1=weights[0],
+            w2=weights[1],
             topk_weights=topk_weights,
             topk_ids=topk_ids,
             activation=layer.activation,
@@ -154,6 +168,16 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
             shared_experts=None,
             shared_experts_input=None,
         )
+
+    def most_tokens(self, layer: Any) -> int:
+        """The most tokens that kernels multiply by compressed experts."""
+        return _MOST_ROWS * layer.local_num_experts // self.moe.experts_per_token
+
+    def multiplies(self, layer: Any, tokens: int, chosen: int) -> bool:
+        """Whether kernels multiply this many tokens, each with `chosen` experts."""
+        if tokens > self.most_tokens(layer) or chosen != self.moe.experts_per_token:
+            return False
+        return not self.options.exact or (self.orders is not None and self.orders.is_known(tokens))
 
     def _multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         tokens, chosen = topk_ids.shape
@@ -194,11 +218,6 @@ def _refuse(moe: FusedMoEConfig) -> None:
     ):
         if is_requested:
             raise ValueError(f"df11 does not support {problem}")
-
-
-def _is_grouped(layer: Any, name: str) -> bool:
-    weight = getattr(layer, name)
-    return isinstance(weight, CompressedTensor) and [p.is_fast for p in weight.parts] == [True]
 
 
 def route(

@@ -16,6 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 
 from .. import _ops
 from .._tensor import CompressedTensor
+from ._cpu import EXPERTS
 from ._operators import framework
 
 logger = init_logger("vllm.plugins.df11")
@@ -30,6 +31,8 @@ class _Shape(NamedTuple):
     columns: int
     with_bias: bool
     is_head: bool
+    #: How many matrices of this shape lie in one tensor; each token has some of them.
+    experts: int = 1
 
 
 def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
@@ -48,6 +51,17 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
         named.setdefault(shape, []).append(path)
         if shape not in unknown:
             unknown[shape] = _unknown(weight, shape, requests if shape.is_head else captured)
+    for path, layer in _layers_of_experts(model):
+        method = layer.quant_method
+        counts = [count for count in captured if count <= method.most_tokens(layer)]
+        known = method.orders.prepare(counts) if method.orders else [False] * len(counts)
+        decoded = [count for count, is_known in zip(counts, known, strict=True) if not is_known]
+        for name in EXPERTS:
+            weight = getattr(layer, name)
+            rows, columns = weight.shape[1:]
+            shape = _Shape(rows, columns, False, False, len(weight))
+            named.setdefault(shape, []).append(f"{path}.{name}")
+            unknown[shape] = sorted({*unknown.get(shape, []), *decoded})
     _log(named, unknown, time.perf_counter() - begin)
 
 
@@ -58,6 +72,12 @@ def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, Compressed
         is_head = isinstance(layer, ParallelLMHead) or tied
         if isinstance(weight, CompressedTensor) and (is_head or not looked_up):
             yield path, layer, weight
+
+
+def _layers_of_experts(model: nn.Module) -> Iterable[tuple[str, Any]]:
+    for path, layer in model.named_modules():
+        if getattr(getattr(layer, "quant_method", None), "is_grouped", False):
+            yield path, layer
 
 
 def _shape(layer: Any, weight: CompressedTensor) -> _Shape:
@@ -85,8 +105,9 @@ def _unknown(weight: CompressedTensor, shape: _Shape, x_rows: Iterable[int]) -> 
 
 
 def _log(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], seconds: float) -> None:
-    total = sum(map(len, named.values()))
-    known = sum(len(names) for shape, names in named.items() if not unknown[shape])
+    matrices = {shape: len(names) * shape.experts for shape, names in named.items()}
+    total = sum(matrices.values())
+    known = sum(count for shape, count in matrices.items() if not unknown[shape])
     logger.info(
         "df11: %d of %d matrices are multiplied in the order of BF16's products, without decoding "
         "to memory (found in %.2f seconds)",
@@ -100,7 +121,7 @@ def _log(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], secon
             logger.info(
                 "df11: %d matrices of %d x %d (%s) are decoded for BF16's product with %s rows of "
                 "x, whose order is not known",
-                len(names),
+                matrices[shape],
                 *shape[:2],
                 some,
                 _list(counts),

@@ -213,6 +213,11 @@ impl GroupedLinear {
         self.keeps_order
     }
 
+    /// The rows and columns of an expert's matrix.
+    pub fn shape(&self) -> (u64, u64) {
+        (self.rows, self.matrices[0].column_count())
+    }
+
     /// The places of a block of [`Routing::in_blocks`]: 16, or 8 without compute capability 9.0.
     pub fn block_places(&self) -> u64 {
         self.block_places
