@@ -71,7 +71,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
     for target, layers in _targets(model).items():
         if target.value is not None:
             continue
-        if (tiled := _find(target, layers, device.type == "cuda", options.exact)) is None:
+        if (tiled := _find(target, layers, device, options.exact)) is None:
             pack(target, "not all of it is stored in tiles, as whole rows")
             continue
         block = tiled.tensors.container[tiled.tensor_names[0]].block
@@ -119,8 +119,9 @@ def _targets(model: nn.Module) -> dict[Target, _Layers]:
     return layers_of
 
 
-def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled | None:
+def _find(target: Target, layers: _Layers, device: torch.device, exact: bool) -> _Tiled | None:
     """The tiles of a container that form it; None if it must be made from dense values."""
+    on_gpu = device.type == "cuda"
     because, (name, *_) = None, layers[0]
     patches = target.ordered(name)
     rows = without_padding(target, patches)
@@ -145,10 +146,17 @@ def _find(target: Target, layers: _Layers, on_gpu: bool, exact: bool) -> _Tiled 
         # The tiles that enclose a slice are larger than the packed slice.
         is_smaller = tiled.nbytes("fast") < tiled.nbytes("ordinary")
         tiled.reason = None if is_smaller else SMALL
-    # The CPU decodes any window, and exact mode decodes stored experts.
-    if on_gpu and not (exact and is_mixture):
+    # A GPU whose kernels do not keep the order of sums decodes experts in exact mode, and the CPU
+    # decodes always. That works for any window as stored.
+    decodes = exact and is_mixture and on_gpu and not _keeps_order(device)
+    if on_gpu and not decodes:
         tiled.repacked_because = because
     return tiled
+
+
+def _keeps_order(device: torch.device) -> bool:
+    """Whether the kernels of a GPU can add in the order of others (docs/exact.md)."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _stacked(windows: list[Deferred], shape: tuple[int, ...]) -> CompressedTensor:
