@@ -11,11 +11,13 @@ replay has eight of them.
 |---|---|
 | bf16 | microseconds of vLLM's experts, in BF16 |
 | exact | of compressed experts in mode exact, over BF16's time |
+| kernels | of compressed experts with any number of tokens, over BF16's time |
 | decoded | of decoding all experts, and multiplying as vLLM does, over BF16's time |
 | differing | outputs of exact with other bits than BF16's |
 | order | whether exact multiplies without decoding, since the order of vLLM's sums is known |
 """
 
+import itertools
 import os
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tools import capture, in_turns, numbers, parser, replays, tell, words
+from tools import capture, free, in_turns, numbers, parser, replays, tell, words
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.model_executor.layers import fused_moe
@@ -34,6 +36,7 @@ from df11.vllm import register
 from df11.vllm._config import Df11Config
 
 ROUTES = 8
+NUMBERS = itertools.count()
 SHAPES = "128x768x2048x8,8x14336x4096x2"
 
 
@@ -53,6 +56,7 @@ def main() -> None:
         init_workspace_manager(device)
         for shape in chosen.shapes:
             measure(shape, chosen.tokens, chosen.rounds, chosen.out)
+            free()
 
 
 def measure(shape: str, tokens: list[int], rounds: int, out: Path | None) -> None:
@@ -69,9 +73,10 @@ def measure(shape: str, tokens: list[int], rounds: int, out: Path | None) -> Non
         layers: dict[str, Callable[..., Any]] = {
             "bf16": original.quant_method.apply,
             "exact": packed.quant_method.apply,
-            "decoded": partial(decoded, packed),
+            "kernels": partial(multiplied, packed, False),
+            "decoded": partial(multiplied, packed, True),
         }
-        of = {"bf16": original, "exact": packed, "decoded": packed}
+        of = {"bf16": original, "exact": packed, "kernels": packed, "decoded": packed}
         ready = {
             kind: capture(partial(replay, apply, of[kind], x, routes))
             for kind, apply in layers.items()
@@ -83,7 +88,7 @@ def measure(shape: str, tokens: list[int], rounds: int, out: Path | None) -> Non
         figures = {
             "tokens": count,
             "bf16": 1000 * times["bf16"] / ROUTES,
-            **{kind: times[kind] / times["bf16"] for kind in ("exact", "decoded")},
+            **{kind: times[kind] / times["bf16"] for kind in ("exact", "kernels", "decoded")},
             "differing": int((ready["exact"][1].view(torch.int16) != expected).sum()),
             "order": packed.quant_method.multiplies(packed, count, top),
         }
@@ -94,7 +99,7 @@ def made(config: Any, experts: int, inner: int, hidden: int, top: int) -> Any:
     """A layer, with seeded weights if it is compressed."""
     # vLLM 0.26 calls it so.
     make = getattr(fused_moe, "FusedMoEFactory", None) or fused_moe.FusedMoE
-    name = "experts.0" if config is None else "experts.1"
+    name = f"experts.{next(NUMBERS)}"  # vLLM wants one for each layer
     layer = make(experts, top, hidden, inner, renormalize=True, quant_config=config, prefix=name)
     layer = layer.routed_experts
     if config is None:
@@ -120,11 +125,14 @@ def replay(
     return torch.stack(done)
 
 
-def decoded(packed: Any, layer: Any, x: torch.Tensor, weights: Any, ids: Any, *_: Any) -> Any:
+def multiplied(
+    packed: Any, decodes: bool, layer: Any, x: torch.Tensor, weights: Any, ids: Any, *_: Any
+) -> Any:
+    w13, w2 = layer.w13_weight, layer.w2_weight
     return packed.quant_method.kernel.apply(
         hidden_states=x,
-        w1=dense(layer.w13_weight),
-        w2=dense(layer.w2_weight),
+        w1=dense(w13) if decodes else w13,
+        w2=dense(w2) if decodes else w2,
         topk_weights=weights,
         topk_ids=ids,
         activation=layer.activation,

@@ -36,7 +36,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 import df11
 from df11._container import Tensors
 from df11._tensor import CompressedTensor
-from df11.vllm import register
+from df11.vllm import _orders, register
 from df11.vllm._config import Df11Config
 from df11.vllm._deferred import Stored
 from df11.vllm._fill import check_loaded, fill
@@ -59,7 +59,10 @@ def checkpoint() -> dict[str, Any]:
     return {name: (0.02 * torch.randn(of, **options)).bfloat16() for name, of in shapes.items()}
 
 
-CASES = ("linear", "replaced", "vocabulary", "tied", "experts", "missing", "routers", "dense")
+CASES = (
+    *("linear", "replaced", "small", "vocabulary", "tied", "experts", "missing", "routers"),
+    "dense",
+)
 #: Run on a GPU alone.
 GPU_CASES = ("fused", "apart", "orders", "graph")
 DEVICE = torch.device("cuda", 0) if __name__ == "__main__" else torch.device("cpu")
@@ -177,6 +180,27 @@ def check_linear(container: Any, values: dict[str, Any], world: int) -> None:
         for rows in ROWS:
             x = torch.randn(rows, layer.weight.shape[1])
             assert differing(*products(layer, dense, x)) == 0, (names, rows)
+
+
+def check_small(container: Any, values: dict[str, Any], world: int) -> None:
+    """A small matrix stays BF16 if its products would decode it."""
+    lazy = tensors(container)
+    for name, rows, unknown in (
+        ("gate", INNER, [1]),
+        ("gate", INNER, []),
+        ("fused", 2 * INNER, [1]),
+    ):
+        dense, layer = pairs(linear(ReplicatedLinear, WIDTH, rows))
+        load(dense, {None: values[name]})
+        load(layer, {None: lazy(name)})
+        filled(layer)
+        process(dense, layer)
+        model, shape = torch.nn.ModuleDict({name: layer}), _orders._shape(layer, layer.weight)
+        kept = _orders._keep_small(model, False, {shape: unknown})
+        assert kept == ({shape} if unknown and name == "gate" else set())
+        assert isinstance(layer.weight, CompressedTensor) == (not kept)
+        for tokens in (1, 9):
+            assert differing(*products(layer, dense, torch.randn(tokens, WIDTH))) == 0
 
 
 def check_replaced(container: Any, values: dict[str, Any], world: int) -> None:

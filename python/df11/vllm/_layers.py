@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -21,7 +22,7 @@ from .._load import check_options
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS
 from ._deferred import Deferred, Patch, Target
-from ._operators import hold
+from ._operators import hold, release
 
 logger = init_logger("vllm.plugins.df11")
 
@@ -79,6 +80,18 @@ def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
     layer.register_parameter(f"{name}_key", key)
     setattr(layer, f"{name}_rows", target.rows)
     setattr(layer, f"{name}_columns", target.columns)
+
+
+def decode(layer: Any, name: str) -> None:
+    """Makes a compressed weight of a layer ordinary."""
+    value = layer.__dict__.pop(name).decode()
+    padding = getattr(layer, f"{name}_rows") - len(value)
+    release(getattr(layer, f"{name}_key"))
+    if padding:
+        value = functional.pad(value, (0, 0, 0, padding))
+    layer.register_parameter(name, nn.Parameter(value, requires_grad=False))
+    layer.register_parameter(f"{name}_key", None)
+    layer.quant_method.ordinary.process_weights_after_loading(layer)
 
 
 def finish(layer: nn.Module, name: str, options: Options) -> None:

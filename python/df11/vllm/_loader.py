@@ -96,12 +96,12 @@ class Df11ModelLoader(DefaultModelLoader):
         self._vllm_config = vllm_config
         model = super().load_model(vllm_config, model_config, prefix)
         if isinstance(config, Df11Config):
-            extend_graph_key(model, vllm_config)
-            guard(model)
             if config.exact and torch.cuda.is_available():
                 with torch.inference_mode(False):
                     find_orders(model, vllm_config)
                 torch.cuda.empty_cache()
+            extend_graph_key(model, vllm_config)
+            guard(model)
         return model
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:

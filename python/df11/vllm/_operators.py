@@ -50,8 +50,13 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
     is_plain = _cpu.is_plain(layer)
     _held[key.data_ptr()] = _Held(weight, key, padding, is_plain, weakref.ref(layer), name)
-    weakref.finalize(layer, _held.pop, key.data_ptr()).atexit = False
+    weakref.finalize(layer, _held.pop, key.data_ptr(), None).atexit = False
     return key
+
+
+def release(key: Tensor) -> None:
+    """Lets go of a layer's weight, which no operator may name any more."""
+    del _held[key.data_ptr()]
 
 
 def _find(key: Tensor) -> _Held:

@@ -17,6 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from .. import _ops
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS
+from ._layers import decode
 from ._operators import framework
 
 logger = init_logger("vllm.plugins.df11")
@@ -24,6 +25,9 @@ logger = init_logger("vllm.plugins.df11")
 #: The most requests for which products with a vocabulary are measured; no graph holds these.
 _MOST_REQUESTS = 256
 _NAMED = 4
+#: Bytes in BF16 up to which a weight stays BF16 if products with it would have to decode it.
+#: That takes longer than to read it, and saves nothing.
+_SMALL = 1 << 20
 
 
 class _Shape(NamedTuple):
@@ -51,6 +55,7 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
         named.setdefault(shape, []).append(path)
         if shape not in unknown:
             unknown[shape] = _unknown(weight, shape, requests if shape.is_head else captured)
+    kept = _keep_small(model, tied, unknown)
     for path, layer in _layers_of_experts(model):
         method = layer.quant_method
         counts = [count for count in captured if count <= method.most_tokens(layer)]
@@ -62,7 +67,7 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
             shape = _Shape(rows, columns, False, False, len(weight))
             named.setdefault(shape, []).append(f"{path}.{name}")
             unknown[shape] = sorted({*unknown.get(shape, []), *decoded})
-    _log(named, unknown, time.perf_counter() - begin)
+    _log(named, unknown, kept, time.perf_counter() - begin)
 
 
 def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, CompressedTensor]]:
@@ -78,6 +83,19 @@ def _layers_of_experts(model: nn.Module) -> Iterable[tuple[str, Any]]:
     for path, layer in model.named_modules():
         if getattr(getattr(layer, "quant_method", None), "is_grouped", False):
             yield path, layer
+
+
+def _keep_small(model: nn.Module, tied: bool, unknown: dict[_Shape, list[int]]) -> set[_Shape]:
+    """Decodes the weights of small matrices whose order is not always known, such as routers'.
+    Returns their shapes.
+    """
+    kept = set()
+    for _, layer, weight in list(_layers(model, tied)):
+        shape = _shape(layer, weight)
+        if unknown[shape] and not shape.is_head and 2 * shape.rows * shape.columns <= _SMALL:
+            decode(layer, "weight")
+            kept.add(shape)
+    return kept
 
 
 def _shape(layer: Any, weight: CompressedTensor) -> _Shape:
@@ -104,7 +122,12 @@ def _unknown(weight: CompressedTensor, shape: _Shape, x_rows: Iterable[int]) -> 
     return [count for count in wanted if not known.get(count, True)]
 
 
-def _log(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], seconds: float) -> None:
+def _log(
+    named: dict[_Shape, list[str]],
+    unknown: dict[_Shape, list[int]],
+    kept: set[_Shape],
+    seconds: float,
+) -> None:
     matrices = {shape: len(names) * shape.experts for shape, names in named.items()}
     total = sum(matrices.values())
     known = sum(count for shape, count in matrices.items() if not unknown[shape])
@@ -119,11 +142,12 @@ def _log(named: dict[_Shape, list[str]], unknown: dict[_Shape, list[int]], secon
         if counts := unknown[shape]:
             some = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
             logger.info(
-                "df11: %d matrices of %d x %d (%s) are decoded for BF16's product with %s rows of "
-                "x, whose order is not known",
+                "df11: %d matrices of %d x %d (%s) %s BF16's product with %s rows of x, whose "
+                "order is not known",
                 matrices[shape],
                 *shape[:2],
                 some,
+                "are small and stay BF16, for" if shape in kept else "are decoded for",
                 _list(counts),
             )
 
