@@ -103,7 +103,7 @@ class PackingTaker(LastConversion):
     def _fast(self, value: Tensor) -> CompressedTensor | str:
         if value.shape[-1] % 8:
             return why_no_matrix(value)
-        if fast_bytes(value) >= value.nbytes:
+        if value.nbytes < LEAST_BYTES or fast_bytes(value) >= value.nbytes:
             return SMALL
         if (packed := pack_dense(self.device, value)) is None:
             return EXCEPTIONAL
