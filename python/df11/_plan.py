@@ -137,8 +137,10 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
         return why_no_matrix(value, MADE)
     is_gap = any(one.encoding == "gap" for one in stored)
     item.is_encodable = not is_gap and matrix_for(value) is not None
-    if item.is_encodable or (on_gpu and value.numel() and value.shape[-1] % 8 == 0):
+    if item.is_encodable:
         return None
+    if on_gpu and value.numel() and value.shape[-1] % 8 == 0:
+        return SMALL if whole_bytes(value) - fast_bytes(value) < LEAST_SAVED else None
     return GAP if is_gap else why_no_matrix(value)
 
 

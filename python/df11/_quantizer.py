@@ -38,7 +38,7 @@ from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import warn_of_converted
-from ._plan import Item
+from ._plan import Item, Residence
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
@@ -224,7 +224,7 @@ class Df11Quantizer(HfQuantizer):
         model = self.model
         if self._packs(files):
             said, device = self.quantization_config, self.placement.devices[0]
-            folder, exact, form = bf16_folder(files), said.mode == "exact", self._form(files)
+            folder, exact, form = bf16_folder(files), said.mode == "exact", self._residence(files)
             self.taker = packer = PackingTaker(model, folder, device, self.dtype, exact, form)
             if (slices := packer.slices(files)) is not None:
                 files[:] = [hand(slices)]
@@ -262,11 +262,11 @@ class Df11Quantizer(HfQuantizer):
             return True
         return PACKED * _bytes(files) <= place.auto_limits(0)[0]
 
-    def _form(self, files: list[str]) -> str:
+    def _residence(self, files: list[str]) -> Residence:
         """The residence of weights that a device compresses."""
         said, place = self.quantization_config, self.placement
         if said.residence != "auto" or place.devices[0].type == "cpu":
-            return said.residence
+            return "fast" if said.residence == "fast" else "stored"
         return "fast" if PACKED * _bytes(files) <= place.auto_limits(0)[1] else "stored"
 
     def _prepare(self, files: list[str]) -> Path | None:

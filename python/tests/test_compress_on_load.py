@@ -313,5 +313,5 @@ def test_auto_is_fast_as_far_as_memory_allows(
         quantizer = Df11Quantizer(df11.Config(), pre_quantized=False)
         sizes = [None if size is None else [int(size)] for size in (memory, fast_memory)]
         quantizer.placement = Devices([gpu], sizes[0], fast_memory=sizes[1])
-        found = quantizer._form(files) if quantizer._packs(files) else None
+        found = quantizer._residence(files) if quantizer._packs(files) else None
         assert found == expected, (free, memory, fast_memory)

@@ -120,7 +120,7 @@ def test_zeros_are_cleared() -> None:
             part.zero_()
     dense = torch.zeros(32, 256, dtype=torch.bfloat16)
     dense[1:] = WEIGHTS["q"][:31]
-    made, part = encode(dense) or ([], None)
+    made, (part,) = encode(dense) or ([], [None])
     assert part is not None
     whole = CompressedTensor(made, [part], dense.shape)
     for row in (whole[0], whole[:1].t()):
