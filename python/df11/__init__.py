@@ -33,6 +33,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from _df11_autoload import install as _install
+
 from ._errors import (
     CorruptError,
     Error,
@@ -62,7 +64,6 @@ from ._native import (
     plan,
     verify,
 )
-from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification, inspect
 from ._safe import safe_open
 
@@ -121,4 +122,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_WITH_TORCH, "torch"})
 
 
-_register()
+_install()
