@@ -101,7 +101,7 @@ model = local()
 same(model)
 model.save_pretrained(root / "saved")
 same(load(root / "saved", device_map="cpu"))
-# Of several containers one is missing; then all are.
+# First one of several containers is missing; then all are.
 containers = sorted(root.glob("home/hub/models--org--filled/snapshots/*/*.df11"))
 containers[0].unlink()
 assert f"shard 1 of {len(containers)} is missing" in refused(local)
@@ -289,7 +289,7 @@ def test_a_start_without_pytorch_runs_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("first", [*AWAITED, "torch"])
 def test_it_registers_whatever_is_imported_first(first: str) -> None:
-    """Of the awaited modules some import PyTorch while they run."""
+    """Some of the awaited modules import PyTorch while they run."""
     if first.startswith("diffusers"):
         pytest.importorskip("diffusers")
     script = f"""
