@@ -108,7 +108,7 @@ def evict(files: list[Path]) -> None:
 
 
 def sums(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Of each tensor, sums that tell other bits and other places of bits."""
+    """Sums of each tensor, which differ for other bits and other places of bits."""
 
     def both(value: torch.Tensor) -> tuple[int, ...]:
         bits = value.reshape(-1).view(torch.int16).long()

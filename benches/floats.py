@@ -51,12 +51,12 @@ KINDS: dict[str, tuple[str, Callable[[numpy.ndarray], numpy.ndarray]]] = {
     "f8-e4m3": ("F8_E4M3", lambda values: scaled(values, ml_dtypes.float8_e4m3fn)),
     "f8-e5m2": ("F8_E5M2", lambda values: scaled(values, ml_dtypes.float8_e5m2)),
 }
-#: What zipnn takes them for.
+#: Their names in zipnn.
 ZIPNN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def timed(command: list[str]) -> tuple[bytes, float]:
-    """What a command answers, and its seconds."""
+    """The answer of a command, and its seconds."""
     begin = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True)
     return done.stdout, time.perf_counter() - begin

@@ -38,7 +38,7 @@ def main() -> int:
         install(folder, root)
         (folder / "whole").touch()
     site = root / "Lib/site-packages"
-    for old in (*site.glob("df11*"), *site.glob("_df11_start*")):
+    for old in [*site.glob("*df11*")]:
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     unpack(wheel, site)
     python = [wine, str(root / "python.exe")]

@@ -25,7 +25,7 @@ impl ReadAt for Copied {
 /// Opens containers from memory.
 ///
 /// # Errors
-/// Those of [`OpenOptions::open_readers`].
+/// The errors of [`OpenOptions::open_readers`].
 pub fn open(containers: &[&[u8]], options: &OpenOptions) -> Result<Model> {
     let reader = |(index, bytes): (usize, &&[u8])| -> (PathBuf, Box<dyn ReadAt>) {
         (format!("{index}.df11").into(), Box::new(bytes.to_vec()))
@@ -36,7 +36,7 @@ pub fn open(containers: &[&[u8]], options: &OpenOptions) -> Result<Model> {
 /// Opens one container from memory, reading it as a file without a mapping.
 ///
 /// # Errors
-/// Those of [`OpenOptions::open_readers`].
+/// The errors of [`OpenOptions::open_readers`].
 pub fn open_copied(container: &[u8], options: &OpenOptions) -> Result<Model> {
     options.open_readers(vec![("0.df11".into(), Box::new(Copied(container.to_vec())))])
 }

@@ -144,7 +144,7 @@ SHARED = {
     "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "enable_moe_block": False,
     "use_double_wide_mlp": False, "num_kv_shared_layers": LAYERS,
 }  # fmt: skip
-#: What configs whose defaults are no model are first made from.
+#: The first arguments of configs whose defaults are no model.
 FIRST = {
     name: {"text_config": SHARED | {"num_hidden_layers": LAYERS}}
     for name in ("gemma4_assistant", "gemma4_unified_assistant")

@@ -95,7 +95,8 @@ def compare(part: str, options: argparse.Namespace) -> int:
 
 def lora(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Training steps of a LoRA of rank 16 on all projections."""
-    model = load(options.model / ("bf16" if kind == "bf16" else "df11-default"), options)
+    extra = {} if kind == "bf16" else {"quantization_config": df11.Config(residence="stored")}
+    model = load(options.model / ("bf16" if kind == "bf16" else "df11-default"), options, **extra)
     weights, device = bytes_of(model), torch.device(options.device)
     step = training(model, (options.batch, options.tokens), options)
     seconds, losses = [], []
@@ -114,7 +115,8 @@ def lora(kind: str, options: argparse.Namespace) -> dict[str, Any]:
 def gradients(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     """Steps with kernels that are reproducible: the loss of each, and a hash of all gradients."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    extra = {"quantization_config": df11.Config()} if kind == "exact" else {}
+    config = df11.Config(residence="stored")
+    extra = {"quantization_config": config} if kind == "exact" else {}
     folder = options.model / "bf16"
     layers = min(4, transformers.AutoConfig.from_pretrained(folder).num_hidden_layers)
     model = load(folder, options, num_hidden_layers=layers, **extra)
@@ -172,8 +174,9 @@ def online(kind: str, options: argparse.Namespace) -> dict[str, Any]:
     getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
     if options.device.startswith("cuda"):
         torch.zeros(1, device=options.device)
-    how = {"stored": {}, "fast": {"mode": "fused", "residence": "fast"}}.get(kind)
-    extra = {} if how is None else {"quantization_config": df11.Config(**how)}
+    mode = {"stored": "exact", "fast": "fused"}.get(kind)
+    config = None if mode is None else df11.Config(mode=mode, residence=kind)
+    extra = {} if config is None else {"quantization_config": config}
     tokens = torch.arange(1, 129)[None].to(options.device)
     before = resident()
     start = time.perf_counter()

@@ -436,7 +436,7 @@ class Engine:
         return {"requests_s": options.requests / seconds}
 
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
-        """Of each prompt, the tokens and the log-probability of each."""
+        """The tokens of each prompt, and the log-probability of each."""
         prompts = self.prompts(options.prompts, 32)
         groups = [prompts[at : at + AT_ONCE] for at in range(0, len(prompts), AT_ONCE)]
         alone = [self.answers([prompt], 12, logprobs=1)[0] for prompt in prompts]

@@ -19,11 +19,11 @@
 #           its forward again with one product for them.
 #   load    attach (_load), transformers (_quantizer) and diffusers (_diffusers) call in. Folders
 #           come from the Hub (_hub), or stand for folders in stores (_link). BF16 files become
-#           containers first (_origin), or one GPU compresses them without any (_packing,
-#           _encoding). _container shows a container as a dictionary of tensors on the CPU. The
-#           library's own loader moves these (_pretrained), or their names decide (_parameters).
-#           _plan then decides device (_devices) and residence of each, and _load and _bring copy
-#           them.
+#           containers first (_origin), or one GPU compresses them without any (_packing).
+#           _container shows a container as a dictionary of tensors on the CPU. The library's own
+#           loader moves these (_pretrained), or their names decide (_parameters). _plan then
+#           decides device (_devices) and residence of each, and _load and _bring copy them.
+#           Weights that are dense so far are compressed by _bring, with the encoders of _encoding.
 #   save    _origin remembers the containers of a module, and compares. _saving copies them or
 #           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
@@ -32,6 +32,8 @@
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from _df11_autoload import install as _install
 
 from ._errors import (
     CorruptError,
@@ -62,7 +64,6 @@ from ._native import (
     plan,
     verify,
 )
-from ._register import register as _register
 from ._report import Placement, Plan, Report, Verification, inspect
 from ._safe import safe_open
 
@@ -121,4 +122,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_WITH_TORCH, "torch"})
 
 
-_register()
+_install()

@@ -3,7 +3,7 @@
 ```text
  CPU        the container's own mapping
  stored     container ──pinned ring──▶ one slab: codebooks, records, bits, planes, tables
- encoded    a tensor that a loader computed: encoded on the device, as stored
+ dense      a tensor that a loader computed, or read from a BF16 file: `compress`
  fast       container ──▶ temporary slab ──▶ up to 64 MB of BF16 ──▶ strips, entries
  streamed   the mapping, registered with the driver (or a pinned copy); tables on the GPU
 ```
@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _native, _plan
 from ._arrays import memory_at
 from ._container import Area, Tensors
 from ._encoding import Packed, encode, matrix_for, pack, pack_dense, row_ranges
 from ._errors import GpuError
 from ._matrices import TABLE_BYTES, TILE_ROWS, Part
-from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned
+from ._plan import EXCEPTIONAL, SMALL, Item, Residence, WeightBlock, aligned, whole_bytes
 from ._progress import Bar
 from ._tensor import CompressedTensor
 
@@ -62,26 +62,28 @@ def bring(
 def _compressed(
     to: _Device, of_blocks: list[list[Item]], residence: Residence, exact: bool
 ) -> Iterator[tuple[Item, CompressedTensor]]:
-    kept = ("stored", "streamed")
-    others = [
-        [item for item in items if item.residence_if(residence) in kept] for items in of_blocks
-    ]
-    pairs = ((item, mine) for items, mine in zip(of_blocks, others, strict=True) for item in items)
-    fast = [(item, mine) for item, mine in pairs if item.residence_if(residence) == "fast"]
+    fast: list[tuple[Item, list[Item]]] = []
+    others: list[list[Item]] = [[] for _ in of_blocks]
+    for items, mine in zip(of_blocks, others, strict=True):
+        for item in items:
+            if (form := item.residence_if(residence)) == "ordinary":
+                continue
+            if not item.is_compressed:
+                made = compress(item.value, form, to.device, exact)
+                if isinstance(made, str):
+                    item.reason = made
+                else:
+                    yield item, made
+            elif form == "fast":
+                fast.append((item, mine))
+            else:
+                mine.append(item)
     for (item, mine), packed in zip(fast, to.fast([item for item, _ in fast]), strict=True):
-        if packed is not None:
-            yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
-        elif item.is_compressed:
+        if packed is None:
             mine.append(item)
         else:
-            item.reason = EXCEPTIONAL
-    dense = [item for items in others for item in items if not item.is_compressed]
-    for item in dense:
-        if (made := to.encoded(item.value, exact)) is None:
-            item.reason = SMALL
-        else:
-            yield item, made
-    others = [mine for items in others if (mine := [item for item in items if item.is_compressed])]
+            yield item, CompressedTensor(*packed, item.value.shape, exact=exact)
+    others = [items for items in others if items]
     enclosing = [to.tensors.enclosing_tiles(_values(items)) for items in others]
     arrays_of = to.arrays([tiles for _, tiles in enclosing], residence)
     for items, (windows, _), arrays in zip(others, enclosing, arrays_of, strict=True):
@@ -92,6 +94,26 @@ def _compressed(
                 value = value.without_gaps()
             parts = [part for _, part in some]
             yield item, value.like(flat, parts, exact=exact, device=to.device)
+
+
+def compress(
+    value: Tensor, residence: Residence, device: torch.device, exact: bool
+) -> CompressedTensor | str:
+    """Compresses a dense BF16 weight on a device, as stored or in the fast layout. Returns the
+    reason if it stays as it is. `value`: for `stored` one that `matrix_for` takes; for `fast` rows
+    of a multiple of 8 weights.
+    """
+    reason, made = EXCEPTIONAL, None
+    if residence == "fast":
+        made = pack_dense(device, value)
+    elif (matrix := matrix_for(value)) is not None:
+        reason, made = SMALL, encode(matrix.to(device))
+    if made is None:
+        return reason
+    saved = whole_bytes(value) - sum(aligned(array.numel()) for array in made[0])
+    return (
+        CompressedTensor(*made, value.shape, exact=exact) if saved >= _plan.LEAST_SAVED else SMALL
+    )
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:
@@ -156,22 +178,10 @@ class _Device:
         for kind, mine in items.items():
             _native.build_tables(self.device.index, mine, kind)
 
-    def encoded(self, value: Tensor, exact: bool) -> CompressedTensor | None:
-        """Encodes an uncompressed tensor as stored; None if that makes it no smaller."""
-        matrix = matrix_for(value)
-        assert matrix is not None
-        if (encoding := encode(matrix.to(self.device))) is None:
-            return None
-        arrays, part = encoding
-        return CompressedTensor(arrays, [part], value.shape, exact=exact)
-
     def fast(self, items: list[Item]) -> Iterator[Packed | None]:
-        windows = iter(self.tensors.enclosing_tiles(_values(items))[0])
-        is_dense = [not isinstance(item.value, CompressedTensor) for item in items]
-        all_runs = [[] if dense else _runs(next(windows)) for dense in is_dense]
+        all_runs = [_runs(mine) for mine in self.tensors.enclosing_tiles(_values(items))[0]]
         slices = self._slices(window for runs in all_runs for run in runs for window in run)
-        for item, runs in zip(items, all_runs, strict=True):
-            yield self._pack(runs, slices) if runs else pack_dense(self.device, item.value)
+        return (self._pack(runs, slices) for runs in all_runs)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
         """The decoded rows of each window, some at a time. Its tiles exist only meanwhile."""

@@ -12,6 +12,8 @@ from ._errors import unfit
 CPU = torch.device("cpu")
 #: Default share of a GPU's free memory that a model may take; the rest is for caches.
 SHARE = 0.9
+#: Default share that a model may take whose weights are in the fast layout, because of `auto`.
+FAST_SHARE = 2 / 3
 
 
 class Devices(NamedTuple):
@@ -24,6 +26,15 @@ class Devices(NamedTuple):
     where: dict[str, torch.device] | None = None
     #: How several GPUs share the weights, in the words of device_map.
     order: str = "sequential"
+    #: The bytes up to which `auto` chooses the fast layout on each; None: `memory`.
+    fast_memory: list[int] | None = None
+
+    def auto_limits(self, at: int) -> tuple[int, int]:
+        """The bytes that `auto` takes on a GPU at most, and those up to which it is fast."""
+        if self.memory is None:
+            free = free_bytes(self.devices[at])
+            return int(SHARE * free), int(FAST_SHARE * free)
+        return self.memory[at], (self.fast_memory or self.memory)[at]
 
     @property
     def rest(self) -> Any:
@@ -67,11 +78,19 @@ def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) 
     caps = {gpu: int(cap) for gpu, cap in given if isinstance(gpu, int) and cap}
     if not caps or not torch.cuda.is_available():
         return Devices([CPU])
-    most = [
-        min(cap, int(SHARE * torch.cuda.mem_get_info(gpu)[0]))
-        for gpu, cap in limited(caps, memory).items()
-    ]
-    return Devices([torch.device("cuda", gpu) for gpu in caps], most, None, wanted)
+    devices = [torch.device("cuda", gpu) for gpu in caps]
+    sizes, limits = [free_bytes(device) for device in devices], limited(caps, memory).values()
+    most, fast = (
+        [min(cap, int(part * size)) for cap, size in zip(limits, sizes, strict=True)]
+        for part in (SHARE, FAST_SHARE)
+    )
+    return Devices(devices, most, None, wanted, fast if memory is None else None)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a GPU, with what PyTorch's allocator keeps and nobody uses."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def _by_modules(wanted: dict[Any, Any], memory: Any) -> Devices:

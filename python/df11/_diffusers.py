@@ -91,7 +91,7 @@ class Df11DiffusersQuantizer(DiffusersQuantizer):
                 f"device_map={device_map!r} is not there for compressed models of diffusers; name "
                 "one device, or give df11.Config(memory=...) for a GPU that is too small"
             )
-        is_of_gpu = said.streamed or said.memory is not None or said.residence != "stored"
+        is_of_gpu = said.streamed or said.memory is not None or said.residence == "fast"
         default = device_of(None if is_of_gpu else "cpu")
         device = next(iter(device_map.values())) if device_map else default
         self.placement = resolve({"": device}, said.memory)

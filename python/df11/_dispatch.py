@@ -127,8 +127,8 @@ def _to_copy(self: Any, *, dtype: Any = None, device: Any = None, **options: Any
         return NotImplemented
     if device.type == "cpu" and any(part.is_fast for part in self.parts):
         raise RuntimeError(
-            "a matrix in the fast layout can only be on a GPU; load it as stored to move it to the "
-            "host, or decode it first: .decode().cpu()"
+            "a matrix in the fast layout can only be on a GPU; load it as stored "
+            "(residence='stored') to move it to the host, or decode it first: .decode().cpu()"
         )
     some = {id(array): array for array in self._kept}  # each once
     non_blocking = bool(options.get("non_blocking"))

@@ -56,8 +56,12 @@ def matrix_for(value: Tensor) -> Tensor | None:
     return next((matrix for matrix in some if is_encodable(matrix)), None)
 
 
-def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
-    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and the part. None if
+#: Arrays, and their parts.
+Packed = tuple[list[Tensor], list[Part]]
+
+
+def encode(value: Tensor) -> Packed | None:
+    """Encodes a BF16 matrix that `is_encodable`: five arrays on its device, and their part. None if
     codes make the matrix no smaller. Takes `20 * SLICE_BYTES` meanwhile, and waits for a GPU three
     times.
     """
@@ -74,7 +78,7 @@ def encode(value: Tensor) -> tuple[list[Tensor], Part] | None:
     bitstream = _write(value, entries, begins, bitstream_bytes // 4)
     codebook = codebook.to(value.device)
     arrays = [codebook, records, bitstream, plane, torch.ops.df11.table(codebook)]
-    return arrays, Part.whole(STORED, rows, columns, staged_bytes)
+    return arrays, [Part.whole(STORED, rows, columns, staged_bytes)]
 
 
 def _slices(value: Tensor) -> Iterator[Tensor]:
@@ -184,9 +188,6 @@ def _plane(words: Tensor) -> Tensor:
     if tiles.numel() > words.numel():
         tiles = tiles[_tiles(torch.ones_like(words, dtype=torch.bool)).permute(_BY_BANDS)]
     return tiles.reshape(-1).view(torch.uint8)
-
-
-Packed = tuple[list[Tensor], list[Part]]
 
 
 def pack(device: torch.device, rows: int, columns: int, some: Iterable[Tensor]) -> Packed | None:

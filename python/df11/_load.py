@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from . import _native, _plan
 from ._bring import bring
 from ._container import Tensors
-from ._devices import Devices, device_of, resolve
+from ._devices import Devices, device_of, free_bytes, resolve
 from ._doctor import log_newer
 from ._errors import unfit
 from ._hub import resolve_path
@@ -26,8 +26,8 @@ from ._tensor import CompressedTensor
 from ._watch import check_gpus, watch
 
 Module = TypeVar("Module", bound=nn.Module)
-#: Options of a loaded model with their values, for all libraries.
-OPTIONS = {"mode": ("exact", "fused"), "residence": ("stored", "fast", "auto")}
+#: Options of a loaded model with their values, for all libraries; the first one is the default.
+OPTIONS = {"mode": ("exact", "fused"), "residence": ("auto", "fast", "stored")}
 
 
 def attach(
@@ -36,7 +36,7 @@ def attach(
     *,
     device: Any = None,
     mode: str = "exact",
-    residence: str = "stored",
+    residence: str = "auto",
     memory: Any = None,
     streamed: bool = False,
     prefix: str | None = None,
@@ -109,7 +109,7 @@ def _placement(device: Any, memory: Any) -> Devices:
                 "a list of devices names GPUs; with memory= what does not fit on them is streamed "
                 'from the host, and a dict says of modules where they go, to "cpu" too'
             )
-    caps = {one.index: torch.cuda.mem_get_info(one.index)[0] for one in devices}
+    caps = {one.index: free_bytes(one) for one in devices}
     return resolve("auto", memory, caps)
 
 
@@ -126,8 +126,8 @@ def load(
     items: list[Item],
     placement: Devices,
     *,
-    mode: str = "exact",
-    residence: str = "stored",
+    mode: str,
+    residence: str,
 ) -> None:
     """Puts the items made from a container's tensors into a module, on the devices of a placement.
     Reads and checks all of these tensors once. On the CPU compressed ones stay in the mapping.

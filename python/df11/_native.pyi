@@ -233,7 +233,7 @@ class Model(Mapping[str, Tensor]):
 
     path: Final[str]
     full_path: Final[str]
-    """What was opened, also the signature of a URL, which `path` leaves out."""
+    """The name that was opened, with the signature of a URL, which `path` leaves out."""
     identity: Final[str]
     """The hash that all shards of the model share, in hexadecimal."""
     is_complete: Final[bool]

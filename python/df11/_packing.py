@@ -27,15 +27,15 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.core_model_loading import dot_natural_key
 
-from . import _plan
 from ._arrays import known_dtype_of
+from ._bring import compress
 from ._container import Sliceable
-from ._encoding import LEAST_BYTES, encode, matrix_for, pack_dense
+from ._encoding import LEAST_BYTES
 from ._load import place_others
 from ._modules import entries
 from ._origin import Digest, Origin, Weight, digest, settled, stamp
 from ._parameters import warn_of_conversions
-from ._plan import EXCEPTIONAL, SMALL, aligned, fast_bytes, why_no_matrix
+from ._plan import SMALL, Item, Residence, why_ordinary
 from ._pretrained import LastConversion, zeroed_row
 from ._tensor import CompressedTensor
 
@@ -56,11 +56,11 @@ class PackingTaker(LastConversion):
         device: torch.device,
         dtype: torch.dtype | None,
         exact: bool,
-        residence: str,
+        residence: Residence,
     ) -> None:
         super().__init__(model, dtype)
         self.folder, self.device, self.exact = folder, device, exact
-        self.is_fast = residence == "fast"
+        self.residence = residence
         self.stamp = stamp(folder)
         #: By name: why a parameter is ordinary, if it is, and the digest of its values.
         self._known: dict[str, tuple[str | None, Digest]] = {}
@@ -90,38 +90,21 @@ class PackingTaker(LastConversion):
             return value
         if (row := zeroed_row(self.model, name)) is not None:
             value[row] = 0
-        if value.dtype != torch.bfloat16:
-            packed: Any = f"used as {value.dtype}".replace("torch.", "")
-        elif value.dim() < 2 or not value.numel():
-            packed = "a vector"
-        else:
-            packed = self._fast(value) if self.is_fast else self._stored(value)
+        packed = self._compressed(Item(name, value, []))
         reason = packed if isinstance(packed, str) else None
         self._known[name] = reason, digest(value)
         return nn.Parameter(value if isinstance(packed, str) else packed, requires_grad=False)
 
-    def _fast(self, value: Tensor) -> CompressedTensor | str:
-        if value.shape[-1] % 8:
-            return why_no_matrix(value)
-        if fast_bytes(value) >= value.nbytes:
-            return SMALL
-        if (packed := pack_dense(self.device, value)) is None:
-            return EXCEPTIONAL
-        return CompressedTensor(*packed, value.shape, exact=self.exact)
-
-    def _stored(self, value: Tensor) -> CompressedTensor | str:
-        """The weight in tiles, or the reason why not. Matrices that writers do not cut into tiles
-        of 32 rows get the fast layout.
-        """
+    def _compressed(self, item: Item) -> CompressedTensor | str:
+        """The weight that a container would give, or the reason why it stays as it is."""
+        value = item.value
+        if value.dtype != torch.bfloat16:
+            return f"used as {value.dtype}".replace("torch.", "")
+        if (reason := why_ordinary(item, {}, False, value.is_cuda)) is not None:
+            return reason
         if value.nbytes < LEAST_BYTES:
             return SMALL
-        if (matrix := matrix_for(value)) is None:
-            return self._fast(value) if value.is_cuda else why_no_matrix(value)
-        arrays, part = encode(matrix) or ([], None)
-        nbytes = sum(aligned(array.numel()) for array in arrays)
-        if part is None or value.nbytes - nbytes < _plan.LEAST_SAVED:
-            return SMALL
-        return CompressedTensor(arrays, [part], value.shape, exact=self.exact)
+        return compress(value, item.residence_if(self.residence), self.device, self.exact)
 
     def finish(self) -> Origin:
         """Brings the rest of the model to the GPU. Returns the origin of its weights."""

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import _native
 from ._arrays import dtype_of
 from ._container import share
-from ._devices import CPU, SHARE, Devices
+from ._devices import CPU, Devices
 from ._encoding import LEAST_BYTES, LEAST_COLUMNS, matrix_for
 from ._matrices import TABLE_BYTES, Part, parts_with_arrays
 from ._modules import Spot, common, look_up, outer
@@ -59,7 +59,8 @@ class Item:
             return "ordinary"
         if not isinstance(self.value, CompressedTensor):
             # A weight that is not compressed yet is whole in memory, and cannot be streamed.
-            return "stored" if wanted == "stored" and self.is_encodable else "fast"
+            is_stored = wanted == "stored" or self.value.shape[-1] % 8
+            return "stored" if is_stored and self.is_encodable else "fast"
         is_bf16 = self.value.dtype == torch.bfloat16
         slow = not is_bf16 or self.value.matrix_shape[1] % 8 or self.value.transposed
         return "stored" if wanted == "fast" and slow else wanted
@@ -136,8 +137,10 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
         return why_no_matrix(value, MADE)
     is_gap = any(one.encoding == "gap" for one in stored)
     item.is_encodable = not is_gap and matrix_for(value) is not None
-    if item.is_encodable or (on_gpu and value.numel() and value.shape[-1] % 8 == 0):
+    if item.is_encodable:
         return None
+    if on_gpu and value.numel() and value.shape[-1] % 8 == 0:
+        return SMALL if whole_bytes(value) - fast_bytes(value) < LEAST_SAVED else None
     return GAP if is_gap else why_no_matrix(value)
 
 
@@ -194,11 +197,11 @@ def place(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
     for at, device in enumerate(devices):
         mine = [each for each in blocks if each.device == device and each.residence != "streamed"]
         budget = None if memory is None else memory[at]
-        if budget is None and wanted == "auto":
-            budget = int(SHARE * torch.cuda.mem_get_info(device)[0])
+        limits = placement.auto_limits(at) if wanted == "auto" else (budget, budget)
         residences: list[Residence] = ["streamed", "stored", "fast"]
         table = [{residence: each.nbytes(residence) for residence in residences} for each in mine]
-        for each, residence in zip(mine, settle(table, budget, wanted), strict=True):
+        settled = settle(table, *limits, wanted)
+        for each, residence in zip(mine, settled, strict=True):
             each.residence = residence
 
 
@@ -206,16 +209,19 @@ def _spread(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
     if wanted == "streamed":
         raise ValueError("streamed puts all weights on one GPU; name one device")
     assert placement.memory is not None
-    residences: list[Residence] = ["stored"] if wanted == "stored" else ["fast", "stored"]
-    sizes = [[each.nbytes(residence) for each in blocks] for residence in residences]
-
-    def fits(caps: list[int]) -> bool:
-        return spread(sizes[0], caps) is not None
-
-    memory = balance(placement.memory, placement.order, fits)
-    places = next((some for each in sizes if (some := spread(each, memory)) is not None), None)
+    memory = placement.memory
+    tries: dict[Residence, list[int]] = {"fast": memory, "stored": memory}
+    if wanted == "stored":
+        del tries["fast"]
+    elif wanted == "auto" and placement.fast_memory is not None:
+        tries["fast"] = placement.fast_memory
+    sizes, places = [0], None
+    for residence, caps in tries.items():
+        if places is None:
+            sizes = [each.nbytes(residence) for each in blocks]
+            places = spread(sizes, balance(caps, placement.order, partial(_fits, sizes)))
     # The last GPU streams the rest if all are too small.
-    places = places or spread(sizes[-1], [*memory[:-1], sum(sizes[-1])])
+    places = places or spread(sizes, [*memory[:-1], sum(sizes)])
     assert places is not None
     for each, at in zip(blocks, places, strict=True):
         each.device = placement.devices[at]
@@ -258,6 +264,10 @@ def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
     return result
 
 
+def _fits(sizes: list[int], caps: list[int]) -> bool:
+    return spread(sizes, caps) is not None
+
+
 def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
     """The smallest equal sizes, up to the caps, that hold all. To fill GPUs in turn: the caps."""
     low_first = wanted == "balanced_low_0"
@@ -272,12 +282,17 @@ def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> 
     return sizes(bisect_left(levels, True, key=lambda level: fits(sizes(level))))
 
 
-def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -> list[Residence]:
+def settle(
+    sizes: list[dict[Residence, int]],
+    budget: int | None,
+    fast_budget: int | None,
+    wanted: str,
+) -> list[Residence]:
     """The residence of each block of one GPU, in order, by its bytes in each residence and the
-    bytes of all together. If all blocks fit as stored, `auto` makes as many fast as the budget
+    bytes of all together. If all blocks fit as stored, `auto` makes as many fast as its budget
     allows. Raises ValueError if the GPU is too small.
     """
-    if budget is None:
+    if budget is None or fast_budget is None:
         assert wanted in ("stored", "fast", "streamed")
         return [wanted] * len(sizes)  # type: ignore[list-item]
     result: list[Residence] = ["streamed"] * len(sizes)
@@ -291,7 +306,7 @@ def settle(sizes: list[dict[Residence, int]], budget: int | None, wanted: str) -
     for step in steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]:
         for at, size in enumerate(sizes):
             more = size[step] - size[result[at]]
-            if total + more > budget:
+            if total + more > (fast_budget if step == "fast" else budget):
                 if wanted == "fast":
                     raise ValueError(
                         f"the fast layout does not fit into {budget:,} bytes of GPU memory; "

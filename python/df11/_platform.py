@@ -1,5 +1,5 @@
-"""What systems do differently. Nothing else in the package asks which system it runs on, of which a
-test of the repository makes sure.
+"""Differences of systems. Nothing else in the package asks which system it runs on, as a test of
+the repository checks.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ._added import load_beside
 from ._container import Tensors
-from ._devices import byte_count, device_of, resolve
+from ._devices import Devices, byte_count, device_of, resolve
 from ._doctor import log_newer, mismatch
 from ._errors import unfit
 from ._hub import Expected, folder_of, hand, wrap_resolution
@@ -38,7 +38,7 @@ from ._modules import prepare
 from ._origin import KEY, Made, bf16_folder, made_of
 from ._packing import PACKED, PackingTaker
 from ._parameters import warn_of_converted
-from ._plan import Item
+from ._plan import Item, Residence
 from ._pretrained import Taker, checkpoint_dtype
 from ._saving import save_model
 from ._siblings import join_siblings
@@ -71,10 +71,12 @@ class Df11Config(QuantizationConfigMixin):
 
     `mode`: "exact", the default, gives the BF16 model's bits; "fused" multiplies while it decodes,
     which is faster and rounds differently.
-    `residence`: layout of weights on a GPU: "stored", the default; "fast", which is larger and
-    faster; or "auto", fast as far as memory allows.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs). The GPU
-    reads the rest from pinned host memory, and all weights with `streamed`.
+    `residence`: layout of weights that are loaded to a GPU: "stored", the least memory; "fast",
+    which is larger and faster; or "auto", the default, which is fast as far as `memory` allows, or
+    two thirds of the free memory, and stored beyond. On the CPU weights are as stored.
+    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs), for "auto"
+    by default nine tenths of the free memory. The GPU reads the rest from pinned host memory, and
+    all weights with `streamed`.
 
     Raises `df11.ParameterError`, a ValueError, for unknown options and values.
     """
@@ -82,7 +84,7 @@ class Df11Config(QuantizationConfigMixin):
     def __init__(
         self,
         mode: str = "exact",
-        residence: str = "stored",
+        residence: str = "auto",
         memory: Any = None,
         streamed: bool = False,
         **others: Any,
@@ -222,10 +224,8 @@ class Df11Quantizer(HfQuantizer):
         model = self.model
         if self._packs(files):
             said, device = self.quantization_config, self.placement.devices[0]
-            folder, exact = bf16_folder(files), said.mode == "exact"
-            self.taker = packer = PackingTaker(
-                model, folder, device, self.dtype, exact, said.residence
-            )
+            folder, exact, form = bf16_folder(files), said.mode == "exact", self._residence(files)
+            self.taker = packer = PackingTaker(model, folder, device, self.dtype, exact, form)
             if (slices := packer.slices(files)) is not None:
                 files[:] = [hand(slices)]
             self._ratio = PACKED
@@ -246,17 +246,28 @@ class Df11Quantizer(HfQuantizer):
         self.pre_quantized = False
 
     def _packs(self, files: list[str]) -> bool:
-        said, place = self.quantization_config, self.placement
-        if self.pre_quantized or place is None or said.residence == "auto" or said.streamed:
+        said = self.quantization_config
+        place: Devices | None = self.placement
+        if self.pre_quantized or place is None or said.streamed:
             return False
         several = place.where is not None or len(place.devices) > 1
         # Only BF16 weights are compressed on a GPU; for others containers are made.
         is_bf16 = self.dtype in (None, torch.bfloat16)
         if several or not is_bf16 or place.devices[0].type not in PACKING_DEVICES:
             return False
-        # A checkpoint that would fit in BF16 fits compressed in any case.
-        whole = sum(Path(file).stat().st_size for file in files)
-        return place.memory is None or whole <= place.memory[0]
+        if place.memory is not None:
+            # A checkpoint that would fit in BF16 fits compressed in any case.
+            return _bytes(files) <= place.memory[0]
+        if said.residence != "auto" or place.devices[0].type == "cpu":
+            return True
+        return PACKED * _bytes(files) <= place.auto_limits(0)[0]
+
+    def _residence(self, files: list[str]) -> Residence:
+        """The residence of weights that a device compresses."""
+        said, place = self.quantization_config, self.placement
+        if said.residence != "auto" or place.devices[0].type == "cpu":
+            return "fast" if said.residence == "fast" else "stored"
+        return "fast" if PACKED * _bytes(files) <= place.auto_limits(0)[1] else "stored"
 
     def _prepare(self, files: list[str]) -> Path | None:
         """Opens or makes the containers. Returns the path of a possible file beside them."""
@@ -341,6 +352,10 @@ class Df11Quantizer(HfQuantizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         _wrap_saving()
+
+
+def _bytes(files: list[str]) -> int:
+    return sum(Path(file).stat().st_size for file in files)
 
 
 def _home(file: str) -> torch.device:

@@ -1,19 +1,13 @@
-"""Registers df11 with transformers and diffusers, imported before or after df11; never imports
-them.
-"""
+"""Adds df11 to modules of transformers and diffusers that have run (`_df11_autoload`)."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import json
 import os
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ._errors import unfit
@@ -22,37 +16,8 @@ from ._link import is_far
 from ._wrapping import wrap_listed
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Registers df11 right after a module has run. Stays until then, since libraries also look for
-    modules that they do not import (`importlib.util.find_spec`).
-    """
-
-    def __init__(self, awaited: str) -> None:
-        self.awaited = awaited
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name != self.awaited:
-            return None
-        others = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        found = (finder.find_spec(name, path, target) for finder in others)
-        spec = next(filter(None, found), None)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def run_and_register(module: ModuleType) -> None:
-            run(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            _register_now(name)
-
-        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
-        return spec
-
-
-def _register_now(name: str) -> None:
+def register_with(name: str) -> None:
+    """Registers df11 with a library, one of whose awaited modules has run."""
     library = name.partition(".")[0]
     try:
         _MODULES[name]()
@@ -66,16 +31,6 @@ def _register_now(name: str) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def register() -> None:
-    """Registers df11 once per process; importing twice changes nothing."""
-    waiting = {finder.awaited for finder in sys.meta_path if isinstance(finder, _Finder)}
-    for name in _MODULES:
-        if name in sys.modules:
-            _register_now(name)
-        elif name not in waiting:
-            sys.meta_path.insert(0, _Finder(name))
 
 
 def _explain_containers() -> None:
@@ -123,7 +78,7 @@ def _is_marked(folder: Path) -> bool:
         return False
 
 
-#: Modules, and the functions that register df11 when they are imported: the lists of quantizers;
+#: The awaited modules, and the functions that register df11 with them: the lists of quantizers;
 #: the module that reads configs, which transformers does before it knows any quantizer; the one
 #: that finds files of weights; and the module by which diffusers loads single files.
 _MODULES: dict[str, Callable[[], object]] = {

@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--memory", help="of the GPU: 6GB; what does not fit is streamed")
     parser.add_argument("--mode", choices=["exact", "fused"], default="exact")
-    parser.add_argument("--residence", choices=["stored", "fast", "auto"], default="stored")
+    parser.add_argument("--residence", choices=["auto", "fast", "stored"], default="auto")
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate at most")
     parser.add_argument("--verify", action="store_true", help="compare every weight's hash")
     options = parser.parse_args()

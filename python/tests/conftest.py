@@ -105,10 +105,6 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_safetensors(tmp_path_factory.mktemp("large") / "model.safetensors", weights)
 
 
-#: The interpreter's work on site-packages, where a file imports df11 when it is needed.
-AS_INSTALLED = f"import site; site.addsitedir({str(ROOT / 'python/data/purelib')!r})\n"
-
-
 def run(script: str, *arguments: object, **environment: str) -> str:
     """Runs a script in a process of its own; what it prints."""
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)]

@@ -45,8 +45,8 @@ def test_encoded_weights_are_those_of_a_container(name: str, is_there: bool, dev
     to, value = device_of(device), WEIGHTS[name].to(device if is_there else "cpu")
     spread = torch.stack([value, value], -1)[..., 0]
     for each in (value, spread):
-        found = to.encoded(each, exact=True)
-        assert found is not None and found.exact and found.device.type == device
+        found = _bring.compress(each, "stored", to.device, exact=True)
+        assert not isinstance(found, str) and found.exact and found.device.type == device
         for mine, theirs in zip(found._arrays[:4], compressed(name)._arrays, strict=False):
             assert torch.equal(mine.cpu(), theirs), name
         assert same(found.cpu(), WEIGHTS[name]) and same(found.decode().cpu(), WEIGHTS[name])
@@ -59,8 +59,10 @@ def test_encoded_weights_are_those_of_a_container(name: str, is_there: bool, dev
 def test_products_of_encoded_weights(name: str, device: str) -> None:
     """By the table that is made of the codebook on a GPU."""
     value = WEIGHTS[name].to(device)
-    exact, fused = (device_of(device).encoded(value, mode) for mode in (True, False))
-    assert exact is not None and fused is not None and not fused.exact
+    place = device_of(device).device
+    exact, fused = (_bring.compress(value, "stored", place, mode) for mode in (True, False))
+    assert isinstance(exact, CompressedTensor) and isinstance(fused, CompressedTensor)
+    assert exact.exact and not fused.exact
     for rows in (1, 7, 200):
         x = normals(rows)(rows, value.shape[1]).to(device)
         expected = functional.linear(x, value)
@@ -71,7 +73,8 @@ def test_products_of_encoded_weights(name: str, device: str) -> None:
 
 @on_devices
 def test_what_codes_make_no_smaller_stays(device: str) -> None:
-    assert device_of(device).encoded(noise(256, 256), exact=True) is None
+    place = device_of(device).device
+    assert _bring.compress(noise(256, 256), "stored", place, exact=True) == SMALL
 
 
 @pytest.mark.gpu

@@ -272,21 +272,46 @@ def test_a_device_compresses_by_itself(
     assert (report.residences, report.device_bytes) == (other.residences, other.device_bytes)
 
 
-def test_when_a_gpu_compresses_by_itself(several: Both) -> None:
+def test_when_a_gpu_compresses_by_itself(several: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """One GPU into which all of it fits, also if nothing became smaller."""
     gpu, files = torch.device("cuda", 0), list(several[0].glob("*.safetensors"))
     whole = sum(path.stat().st_size for path in files)
     elsewhere = {"": gpu, "model.layers.0": torch.device("cpu")}
+    # No GPU is needed to read its numbers.
+    monkeypatch.setattr("df11._devices.free_bytes", lambda device: whole)
     for place, options, expected in [
         (Devices([gpu]), {}, True),
         (Devices([gpu], [whole]), {"residence": "fast"}, True),
         (Devices([gpu], [whole - 1]), {}, False),
         (Devices([gpu], None, elsewhere), {"residence": "fast"}, False),
         (Devices([gpu, torch.device("cuda", 1)], [whole, whole]), {}, False),
-        (Devices([gpu]), {"residence": "auto"}, False),
         (Devices([gpu]), {"streamed": True}, False),
         (Devices([torch.device("cpu")]), {}, False),
     ]:
         quantizer = Df11Quantizer(df11.Config(**options), pre_quantized=False)
         quantizer.placement = place
         assert quantizer._packs(list(map(str, files))) is expected, (place, options)
+
+
+def test_auto_is_fast_as_far_as_memory_allows(
+    several: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights take two thirds of the free memory if they are fast, and nine tenths if stored."""
+    files = [str(path) for path in several[0].glob("*.safetensors")]
+    whole = sum(Path(file).stat().st_size for file in files)
+    gpu = torch.device("cuda", 0)
+    for free, memory, fast_memory, expected in [
+        (1.2 * whole, None, None, "fast"),
+        (1.1 * whole, None, None, "stored"),
+        (0.9 * whole, None, None, "stored"),
+        (0.8 * whole, None, None, None),
+        (0, whole, None, "fast"),
+        (0, whole, 0.75 * whole, "stored"),
+        (0, 0.99 * whole, None, None),
+    ]:
+        monkeypatch.setattr("df11._devices.free_bytes", lambda device, free=free: free)
+        quantizer = Df11Quantizer(df11.Config(), pre_quantized=False)
+        sizes = [None if size is None else [int(size)] for size in (memory, fast_memory)]
+        quantizer.placement = Devices([gpu], sizes[0], fast_memory=sizes[1])
+        found = quantizer._residence(files) if quantizer._packs(files) else None
+        assert found == expected, (free, memory, fast_memory)

@@ -48,7 +48,7 @@ def test_arrays_are_those_of_the_container(
         monkeypatch.setattr(_encoding, "SLICE_BYTES", slice_bytes)
         found = _encoding.encode(value.to(device))
         assert found is not None
-        arrays, part = found
+        arrays, (part,) = found
         for index in range(4):
             assert torch.equal(arrays[index].cpu(), wanted._arrays[index]), index
         assert part == wanted.parts[0]

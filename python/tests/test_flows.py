@@ -121,7 +121,8 @@ def test_an_assistant_drafts(both: tuple[Path, Path]) -> None:
 def test_pipelines_hand_out_nothing_of_damaged_weights(folders: Folders, device: str) -> None:
     """On the CPU what stands for kernels is the function that reads their word."""
     words = transformers.AutoTokenizer.from_pretrained(folders.worded("llama")[0])
-    model = load(folders.df11("llama"), device)
+    stored = df11.Config(residence="stored")
+    model = load(folders.df11("llama"), device, quantization_config=stored)
     features = transformers.pipeline("feature-extraction", model=model, tokenizer=words)
     assert features("some words")
     told: Any = contextlib.nullcontext()
@@ -137,7 +138,9 @@ def test_pipelines_hand_out_nothing_of_damaged_weights(folders: Folders, device:
 #: A process whose last operator meets damage, and which never checks.
 LAST = """
 import sys, df11, torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], device_map="cuda")
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], device_map="cuda", quantization_config=df11.Config(residence="stored")
+)
 model.lm_head.weight._records0[8:40] = 0x77
 with torch.no_grad():
     print(model(torch.arange(9, device="cuda")[None]).logits.cpu().shape)

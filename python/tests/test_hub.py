@@ -6,8 +6,6 @@ at what it said.
 
 import json
 import shutil
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import AS_INSTALLED, run
+from conftest import run
 from hub import Hub, Repository, fill_cache
 from models import Folders, compressed, load, saved, tokenizer
 
 import df11
-from df11 import _hub
+from _df11_autoload import AWAITED, install
+from df11 import _hub, _register
 
 TOKENS = torch.arange(1, 60).reshape(1, -1)
 #: Runs CASES one after the other, with the folder of the fixture, and prints what each said.
@@ -102,7 +101,7 @@ model = local()
 same(model)
 model.save_pretrained(root / "saved")
 same(load(root / "saved", device_map="cpu"))
-# Of several containers one is missing; then all are.
+# First one of several containers is missing; then all are.
 containers = sorted(root.glob("home/hub/models--org--filled/snapshots/*/*.df11"))
 containers[0].unlink()
 assert f"shard 1 of {len(containers)} is missing" in refused(local)
@@ -148,7 +147,7 @@ class Said:
             "org/marked": Repository(root / "marked"),
             "org/bf16": Repository(root / "bf16"),
         }
-        self.on_line = self.run(CASES, AS_INSTALLED + ALONE)
+        self.on_line = self.run(CASES, ALONE)
         self.asked = "".join(self.hub.asked)
         self.downloaded = self.hub.downloaded()
         # Also if it is the first thing that a process does.
@@ -265,7 +264,7 @@ from diffusers import FluxTransformer2DModel
 model = FluxTransformer2DModel.from_pretrained(sys.argv[1], subfolder="transformer")
 print(type(model.transformer_blocks[0].attn.to_q.weight).__name__)
 """
-    out = run(f"{AS_INSTALLED}import sys{script}", flux[1])
+    out = run(f"import sys{script}", flux[1])
     assert out.splitlines()[-1] == "CompressedTensor"
 
 
@@ -275,39 +274,63 @@ def test_single_files_of_diffusers_are_loaded_whatever_was_imported_first() -> N
 from diffusers.loaders.single_file_model import FromOriginalModelMixin
 print(FromOriginalModelMixin.from_single_file._df11)
 """
-    assert run(AS_INSTALLED + script).splitlines()[-1] == "True"
+    assert run(script).splitlines()[-1] == "True"
 
 
-def test_it_imports_nothing_by_itself() -> None:
-    script = "import sys; before = set(sys.modules)\n" + AS_INSTALLED
-    script += "print(*sorted(set(sys.modules) - before))"
-    # Without site-packages, where the file may be already.
-    command = [sys.executable, "-S", "-c", script]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "_df11_start" in out and "df11" not in out.split()
-    assert not {"importlib.util", "warnings", "transformers"} & set(out.split())
+def test_a_start_without_pytorch_runs_nothing_of_it() -> None:
+    script = """
+        import sys
+        for library in ("json", "torch"):
+            __import__(library)
+            print(library, *(name for name in sys.modules if "df11" in name))
+    """
+    assert run(script).splitlines() == ["json", "torch _df11_autoload"]
+
+
+@pytest.mark.parametrize("first", [*AWAITED, "torch"])
+def test_it_registers_whatever_is_imported_first(first: str) -> None:
+    """Some of the awaited modules import PyTorch while they run."""
+    if first.startswith("diffusers"):
+        pytest.importorskip("diffusers")
+    script = f"""
+        import importlib, sys
+        importlib.import_module({first!r})
+        if {first.startswith("diffusers")}:
+            import diffusers.loaders.single_file_model, diffusers.quantizers.auto
+            assert "df11" in diffusers.quantizers.auto.AUTO_QUANTIZER_MAPPING
+            mixin = diffusers.loaders.single_file_model.FromOriginalModelMixin
+            assert mixin.from_single_file._df11
+        import transformers.quantizers.auto, transformers.modeling_utils
+        assert "df11" in transformers.quantizers.auto.AUTO_QUANTIZER_MAPPING
+        assert transformers.modeling_utils._get_resolved_checkpoint_files._df11
+        assert transformers.configuration_utils.PreTrainedConfig.get_config_dict._df11
+        print(any(type(each).__module__ == "_df11_autoload" for each in sys.meta_path))
+    """
+    assert run(script) == "True"
+
+
+def test_awaited_modules_are_those_that_df11_knows() -> None:
+    assert {*AWAITED} == {*_register._MODULES}
 
 
 def test_a_start_without_df11_goes_on() -> None:
-    """As after an uninstallation that left the file."""
-    script = (
-        AS_INSTALLED
-        + """
-import sys; sys.modules["df11"] = None; sys.stderr = sys.stdout
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as known
-print("bitsandbytes_8bit" in known)
-"""
-    )
+    """As after an incomplete uninstallation."""
+    script = """
+        import sys; sys.modules["df11"] = None; sys.stderr = sys.stdout
+        from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING as known
+        print("bitsandbytes_8bit" in known)
+    """
     said = run(script)
     assert said.endswith("True") and "df11 could not be imported" in said
 
 
-def test_the_wheel_has_it() -> None:
-    """An installed package has the file; a checkout in place has none."""
+def test_the_installed_package_has_it() -> None:
+    """With its entry point, also as a link to its sources."""
     try:
-        names = {Path(str(file)).name for file in metadata.files("df11") or ()}
+        metadata.distribution("df11")
     except metadata.PackageNotFoundError:
         pytest.skip("df11 is not installed")
-    if "__init__.py" not in names:
-        pytest.skip("df11 is installed as a link to its sources")
-    assert {"_df11_start.pth", "_df11_start.py"} <= names
+    (found,) = (
+        each for each in metadata.entry_points(group="torch.backends") if each.name == "df11"
+    )
+    assert found.load() is install

@@ -81,11 +81,11 @@ def compressed(w: Tensor, form: str) -> CompressedTensor:
         return CompressedTensor(*packed, w.shape)
     found = encode(w)
     assert found is not None
-    arrays, part = found
+    arrays, parts = found
     torch.cuda.synchronize()
     place = (arrays[0].data_ptr(), arrays[0].nbytes, arrays[-1].data_ptr())
     _native.build_tables(0, [place])
-    return CompressedTensor(arrays, [part], w.shape)
+    return CompressedTensor(arrays, parts, w.shape)
 
 
 @pytest.mark.parametrize("form", ["fast", "stored"])

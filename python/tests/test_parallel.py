@@ -92,7 +92,7 @@ def same_steps(models: tuple[Any, Any]) -> Any:
 
 def compare(root: Path, name: str) -> int:
     """A model with gradients and without; the bytes that it holds here."""
-    original, model = models = both(root, name)
+    original, model = models = both(root, name, residence="stored")
     report = same_steps(models)
     assert torch.equal(logits(original), logits(model)) and report.modes == ["exact"]
     # Older releases leave it whole.

@@ -182,9 +182,9 @@ def test_residences_under_a_budget(budget: int | None, wanted: str, expected: st
     blocks = sizes(100, 100, 100)
     if " " not in expected:
         with pytest.raises(ValueError, match=expected):
-            _plan.settle(blocks, budget, wanted)
+            _plan.settle(blocks, budget, budget, wanted)
         return
-    found = _plan.settle(blocks, budget, wanted)
+    found = _plan.settle(blocks, budget, budget, wanted)
     assert found == expected.split()
     used = sum(size[form] for size, form in zip(blocks, found, strict=True))
     assert budget is None or used <= budget
@@ -242,7 +242,7 @@ def test_what_compression_makes_larger_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_memory_decides_what_is_streamed(made: dict[str, Any]) -> None:
     original, path = fill(Net(False)).cuda(), made["free"][1].path
-    whole = df11.report(attach(Net(False), path, "cuda")).device_bytes
+    whole = df11.report(attach(Net(False), path, "cuda", residence="stored")).device_bytes
     for memory, fits in [(whole + 100_000, True), (whole - 100_000, False)]:
         module = attach(Net(False), path, "cuda", memory=memory)
         report = df11.report(module, verify=True)

@@ -1,4 +1,4 @@
-"""What systems do differently, each system's way on this one."""
+"""Differences of systems, each system's way on this one."""
 
 import sys
 from pathlib import Path

@@ -385,7 +385,7 @@ def test_signals_end_the_command(
 
 
 def test_a_fork_opens_its_own(hub: Hub, folder: Path) -> None:
-    """What was opened before a fork says so after it, and can be opened again."""
+    """A container that was opened before a fork says so after it, and can be opened again."""
     script = """
         import os, sys, df11
         url = sys.argv[1]

@@ -258,7 +258,7 @@ def test_a_fault_that_lasts_leaves_nothing(
 
 
 def test_somebody_else_is_faster(proxied: Proxy, bucket: str, model: Path) -> None:
-    """What was put there meanwhile stays, and nothing of ours."""
+    """Files that were put there meanwhile stay, and nothing of ours."""
     done = []
 
     def choose(method: str, path: str, number: int) -> int | None:

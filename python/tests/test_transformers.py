@@ -510,7 +510,8 @@ def test_cuda_graphs(folders: Folders, name: str, residence: str) -> None:
 @pytest.mark.parametrize("share", [0.95, 0.8])
 def test_a_gpu_that_is_too_small(folders: Folders, share: float) -> None:
     folder = folders.df11("llama")
-    limit = int(share * df11.report(load(folder, "cuda")).device_bytes)
+    whole = load(folder, "cuda", quantization_config=df11.Config(residence="stored"))
+    limit = int(share * df11.report(whole).device_bytes)
     model = load(folder, "auto", max_memory={0: limit, "cpu": 10**12})
     report = df11.report(model, verify=True)
     assert "streamed" in report.residences.values()
@@ -520,11 +521,11 @@ def test_a_gpu_that_is_too_small(folders: Folders, share: float) -> None:
 
 @pytest.mark.gpu
 def test_no_bf16_copy_on_the_gpu(folders: Folders) -> None:
-    """While it is loaded, PyTorch allocates no more than what stays."""
+    """While it is loaded as stored, PyTorch allocates no more than what stays."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    model = load(folders.df11("llama"), "cuda")
+    model = loaded(folders, "llama", residence="stored")
     # Before the report, which multiplies to find the order of sums.
     peak = torch.cuda.max_memory_allocated() - before
     ordinary = [value.nbytes for value in model.parameters() if type(value) is torch.nn.Parameter]
@@ -629,7 +630,7 @@ class Tokens:
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["exact", "fused"])
 def test_no_token_of_damaged_weights_leaves(folders: Folders, mode: str) -> None:
-    model = loaded(folders, "llama", mode=mode)
+    model = loaded(folders, "llama", mode=mode, residence="stored")
     tokens, options = prompt(1, 7).cuda(), {"max_new_tokens": 3, "do_sample": False}
     model.generate(tokens, streamer=(good := Tokens()), **options)
     assert len(good.found) == 4

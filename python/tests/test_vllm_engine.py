@@ -61,7 +61,7 @@ def serve(folder, adapter, tells=False, **options):
 if __name__ == "__main__":
     check = _workers.raise_if_damaged
     for folder, adapter, options in json.loads(sys.argv[1]):
-        # What vLLM has compiled by itself, such as its router, takes minutes: only its models are.
+        # vLLM's own compilation of parts such as its router takes minutes: only its models are.
         torch._dynamo.config.disable = options.get("enforce_eager", False)
         os.environ["TORCHDYNAMO_DISABLE"] = str(int(torch._dynamo.config.disable))
         try:

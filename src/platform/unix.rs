@@ -26,7 +26,7 @@ pub const TEMPORARY: &str = "TMPDIR";
 /// Fills `buf` with the bytes of a file from `offset` on.
 ///
 /// # Errors
-/// What the system reports; [`io::ErrorKind::UnexpectedEof`].
+/// The system's error; [`io::ErrorKind::UnexpectedEof`] if the file ends before.
 pub(crate) fn read_exact_at(file: &File, buf: &mut [u8], offset: u64) -> io::Result<()> {
     file.read_exact_at(buf, offset)
 }
@@ -68,7 +68,7 @@ pub(crate) fn open_folder(path: &Path) -> io::Result<File> {
 /// or a copy of it, is open. None if somebody else has it.
 ///
 /// # Errors
-/// What the system reports; the file system may have no locks.
+/// The system's error, for example if the file system has no locks.
 pub(crate) fn lock(handle: File, _path: &Path) -> io::Result<Option<File>> {
     match rustix::fs::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::WOULDBLOCK) => Ok(None),
@@ -156,7 +156,7 @@ pub(crate) fn in_large_pages(memory: &memmap2::MmapMut) {
 /// Bytes that this user may still write to the disk of a folder.
 ///
 /// # Errors
-/// What the system reports.
+/// The system's error.
 pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     let disk = rustix::fs::statvfs(folder)?;
     Ok(disk.f_bavail.saturating_mul(disk.f_frsize))

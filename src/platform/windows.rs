@@ -48,7 +48,7 @@ const VERBATIM: &str = r"\\?\";
 /// reads at the offset asked for, so threads do not disturb each other.
 ///
 /// # Errors
-/// What the system reports; [`io::ErrorKind::UnexpectedEof`].
+/// The system's error; [`io::ErrorKind::UnexpectedEof`] if the file ends before.
 pub(crate) fn read_exact_at(file: &File, mut buf: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buf.is_empty() {
         match file.seek_read(buf, offset) {
@@ -134,7 +134,7 @@ pub(crate) fn is_there(path: &Path) -> bool {
 /// (`LockFileEx`) would keep other handles from reading a file.
 ///
 /// # Errors
-/// What the system reports; the folder above may not be writable.
+/// The system's error, for example if the folder above is not writable.
 pub(crate) fn lock(handle: File, path: &Path) -> io::Result<Option<File>> {
     drop(handle);
     let mut options = File::options();
@@ -263,7 +263,7 @@ pub(crate) fn in_large_pages(_: &memmap2::MmapMut) {}
 /// Bytes that this user may still write to the disk of a folder.
 ///
 /// # Errors
-/// What the system reports.
+/// The system's error.
 pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     // The call wants a separator at the end of the name of a share.
     let folder = long(&absolute(folder)?).join("");

@@ -62,7 +62,7 @@ impl WeightsFile {
     /// Opens a file and reads its header; `path` is the name it gets in the container.
     ///
     /// # Errors
-    /// Those of [`FileReader::open`] and [`WeightsFile::parse`].
+    /// The errors of [`FileReader::open`] and [`WeightsFile::parse`].
     pub fn open(file: &Path, path: &str) -> Result<Self> {
         Self::parse(path, Arc::new(FileReader::open(file)?))
     }

@@ -76,7 +76,7 @@ pub(super) struct AheadQueue {
     fetcher: Fetcher,
 }
 
-/// What fetches pieces.
+/// Fetches pieces.
 pub(super) struct Fetcher {
     pub(super) source: ObjectSource,
     pub(super) version: Version,

@@ -320,7 +320,7 @@ mod tests {
         GetResult { payload, meta, range: 0..4, attributes: Attributes::new() }
     }
 
-    /// What a body of four bytes gives.
+    /// Takes a body of four bytes.
     fn taken(parts: &'static [Option<&'static [u8]>]) -> Result<BytesMut, Fault> {
         let mut bytes = BytesMut::from("-");
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();

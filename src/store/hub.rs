@@ -20,7 +20,7 @@ pub(crate) struct Repository {
     pub(crate) path: String,
 }
 
-/// What the Hub answers about a revision.
+/// The Hub's answer about a revision.
 #[derive(Deserialize)]
 pub(super) struct Revision {
     sha: String,

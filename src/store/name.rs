@@ -14,7 +14,7 @@ pub(super) struct Name {
     pub(super) scheme: String,
     /// Bucket, container, or host with its port.
     pub(super) root: String,
-    /// What follows, without the slash between.
+    /// The rest, without the slash between.
     pub(super) path: String,
     /// The name as it was given, with its scheme in lower case, without user and password.
     pub(super) full: String,

@@ -285,7 +285,7 @@ impl Place {
         Ok(Some(paths))
     }
 
-    /// What follows the place in the path of an object that lies in it.
+    /// The rest of an object's path after the place, if it lies there.
     fn below(&self, path: &str) -> Option<String> {
         if self.path.is_empty() {
             return Some(path.to_owned());
@@ -450,7 +450,7 @@ mod tests {
         url
     }
 
-    /// What a folder of a bucket lists that a server has.
+    /// Lists a folder of a server's bucket.
     fn listed(url: &str, patience: Patience) -> Result<Vec<String>> {
         let builder = AmazonS3Builder::new().with_bucket_name("b").with_endpoint(url);
         let builder = builder.with_allow_http(true).with_skip_signature(true);

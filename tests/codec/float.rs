@@ -1,4 +1,4 @@
-//! What only `float` has: the splits of dtypes, and planes of whole bytes for each unit.
+//! Parts that only `float` has: the splits of dtypes, and planes of whole bytes for each unit.
 
 use super::{normal::Random, place, witness};
 use df11::{

@@ -96,8 +96,8 @@ class Plain(nn.Module):
 
 
 def special(model):
-    """What floats do not compare: both zeros, subnormals, the largest finite number, infinities,
-    NaN with its payload.
+    """Values that comparing floats misses: both zeros, subnormals, the largest finite number,
+    infinities, NaN with its payload.
     """
     weight = model.blocks[0].to_q.weight.data.view(torch.int16).flatten()
     words = "0000 8000 0001 807F 7F7F FF7F 7F80 FF80 7FC1 FFFF 7880 F912"

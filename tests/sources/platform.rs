@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use crate::files::files;
 
-/// What only some systems have, in Rust: conditions, crates, and files of the system.
+/// Things that only some systems have, in Rust: conditions, crates, and files of the system.
 const RUST: [&str; 13] = [
     "(unix",
     "(windows)",

@@ -19,7 +19,7 @@ pub fn of<S: CodedSizes, const N: usize>(tensor: &EncodedTensor<S, N>) -> ([&[u8
 /// Verifies a tensor by its own reader, in parts that end at these weights.
 ///
 /// # Errors
-/// Those of the reader.
+/// The errors of the reader.
 pub fn verify<S: CodedSizes, const N: usize>(
     tensor: &EncodedTensor<S, N>,
     ends: impl IntoIterator<Item = u64>,

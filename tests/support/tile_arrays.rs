@@ -46,7 +46,7 @@ pub struct Split {
 impl Split {
     pub const BF16: Self = Self { bits: 16, exponent: 8, zero_bits: 0 };
 
-    /// Of a dtype, by its id.
+    /// The split of a dtype, by its id.
     pub fn of(dtype: u32, zero_bits: u64) -> Self {
         let (bits, exponent) = match dtype {
             7 => (8, 5),
@@ -350,7 +350,7 @@ impl Arrays {
         Self::with(&tiles, tile_columns, columns, &Codebook::of(&tiles, least))
     }
 
-    /// Of floats.
+    /// The same for floats.
     pub fn of_floats(
         weights: &[u8],
         split: Split,

@@ -40,7 +40,7 @@ impl Weights {
     /// mapped and nothing is read yet; to a GPU the compressed arrays are copied, and stay there.
     ///
     /// # Errors
-    /// Those of [`df11::open`] and of loading onto a GPU; a device that is neither.
+    /// The errors of [`df11::open`] and of loading onto a GPU; a device that is neither.
     pub fn open(path: impl AsRef<Path>, device: &Device, mode: Mode) -> Result<Self> {
         let model = df11::open(path).map_err(failed)?;
         let inner = match device {

@@ -41,7 +41,7 @@ impl Folder {
     /// name. A file that reads as a whole reads alike in ranges; everything else is a typed error.
     ///
     /// # Errors
-    /// What the importer refuses the folder with; always a typed error.
+    /// The importer refuses the folder, always with a typed error.
     pub fn import(&self, bytes: &mut Bytes<'_>) -> Result<Imported> {
         let folder = memory_folder();
         for (name, content) in &self.files {

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from .._bring import bring
 from .._container import Tensors
+from .._devices import FAST_SHARE
 from .._matrices import TILE_COLUMNS, TILE_ROWS, Part
 from .._plan import SMALL, Item, Residence, WeightBlock, why_ordinary
 from .._progress import Bar
@@ -38,10 +39,6 @@ from ._layers import (
 )
 
 logger = init_logger("vllm.plugins.df11")
-
-#: Share of the GPU memory given to vLLM that weights in the fast layout may take with `auto`.
-_SHARE = 2 / 3
-
 
 #: Methods of layers whose parameters are all in a checkpoint.
 _COMPLETE = (
@@ -173,7 +170,7 @@ def _chosen(blocks: list[list[_Tiled]], options: Options, memory: int | None) ->
     sizes = [WeightBlock([*block]).nbytes("fast") for block in blocks]
     budget = sum(sizes)
     if options.residence == "auto" and memory is not None:
-        budget = int(_SHARE * memory)
+        budget = int(FAST_SHARE * memory)
     lefts = [budget - taken for taken in accumulate(sizes)]
     return ["fast" if left >= 0 else "stored" for left in lefts]
 

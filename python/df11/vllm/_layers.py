@@ -18,7 +18,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.utils import set_weight_attrs
 
 from .._encoding import pack_rows
-from .._load import check_options
+from .._load import OPTIONS, check_options
 from .._tensor import CompressedTensor
 from ._cpu import EXPERTS
 from ._deferred import Deferred, Patch, Target
@@ -30,9 +30,7 @@ NAMES = ("weight", *EXPERTS)
 
 
 class Options:
-    mode = "exact"
-    #: vLLM says how much memory it may use, so a model takes what makes it fast.
-    residence = "auto"
+    mode, residence = (values[0] for values in OPTIONS.values())
 
     @property
     def exact(self) -> bool:

@@ -1,4 +1,4 @@
-"""What workers of vLLM do in service, if some weights of a model are compressed.
+"""Workers of vLLM in service, if some weights of a model are compressed.
 
 They raise before they return tokens from damaged weights. Kernels report damage in host memory
 (`_watch`), so reading it waits for nothing. The reports of a step's kernels are there as soon as

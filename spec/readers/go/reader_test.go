@@ -1,4 +1,4 @@
-// What the vectors do not show; `go run . vectors ../../vectors` runs those.
+// Cases beyond the vectors, which `go run . vectors ../../vectors` runs.
 package main
 
 import (

@@ -12,7 +12,7 @@ pub(crate) struct Split {
 }
 
 impl Split {
-    /// Of a dtype, by its id, with so many zero bits.
+    /// The split of a dtype, by its id, with so many zero bits.
     pub(crate) fn new(dtype: u32, zero_bits: u64) -> Result<Self> {
         let (bytes, exponent, allowed): (_, _, &[u64]) = match dtype {
             7 => (1, 5, &[0]),

@@ -23,7 +23,7 @@ pub use gap::{canonical_codes, decode_gap, luts};
 pub use open::{Container, TensorInfo};
 pub use tile::decode_tile;
 
-/// What is wrong with a file (1, *How a reader reports a problem*). An overflow is Corrupt here.
+/// The problem of a file (1, *How a reader reports a problem*). An overflow is Corrupt here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The file may be valid, but needs a newer reader.
@@ -37,7 +37,7 @@ pub enum Kind {
 /// A problem in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What sort of problem.
+    /// The sort of problem.
     pub kind: Kind,
     /// The section and its rule, for people.
     pub message: &'static str,

@@ -52,7 +52,7 @@ pub struct Container<'a> {
     directory: Directory,
 }
 
-/// What the directory says of a tensor.
+/// The directory's entry of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorInfo<'a> {
     /// Its name.

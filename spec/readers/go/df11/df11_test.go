@@ -10,7 +10,7 @@ import (
 	"df11go/blake3"
 )
 
-// What no vector has: members that are missing, and one offset.
+// No vector has these: members that are missing, and one offset.
 func TestEntries(t *testing.T) {
 	for _, entry := range []string{
 		`"shape":[1],"data_offsets":[0,1]`, `"dtype":"U8","data_offsets":[0,1]`,

@@ -1,6 +1,6 @@
 "use strict";
-// What the page shows is in the element `data`: of one path, or of two that are compared, what
-// `df11 inspect --json --tensors` tells, with names and original files.
+// The element `data` holds the output of `df11 inspect --json --tensors`, with names and original
+// files, for one path, or for two that are compared.
 const data = JSON.parse(document.getElementById("data").textContent);
 const [model, other] = data.models;
 const at = (id) => document.getElementById(id);
@@ -408,7 +408,7 @@ function show() {
   at("files").append(table(columns,
     model.files.map((file) => [file.path, file.kind, number(file.length), file.hash])));
 
-  // What follows # in the address: q=… searches, theme=… chooses.
+  // Options after # in the address: q=… searches, theme=… chooses.
   const asked = new URLSearchParams(location.hash.slice(1));
   let theme = THEMES.includes(asked.get("theme")) ? asked.get("theme") : "system";
   setTheme(theme);

@@ -60,7 +60,7 @@ fn names(to: &mut Vectors) {
         ("name-limit", |model| model.tensors[1].name = vec![b'n'; 4097]),
         ("name-nul", |model| model.tensors[1].name = b"b\0c".into()),
         ("name-not-utf8", |model| model.tensors[1].name = b"b\xFFc".into()),
-        // Of `/`.
+        // An overlong `/`.
         ("name-overlong", |model| model.tensors[1].name = b"b\xC0\xAFc".into()),
         ("name-surrogate", |model| model.tensors[1].name = b"b\xED\xA0\x80c".into()),
         ("names-equal", |model| model.tensors[1].name = b"a".into()),

@@ -167,7 +167,7 @@ const RECORDS: Edits<'_, Tensor> = &[
     ("tile-sum-less", |tensor| tensor.array(1)[8..32].fill(0)),
 ];
 
-/// What only verification finds.
+/// Faults that only verification finds.
 const ZEROS: Edits<'_, Tensor> = &[
     ("tile-bits-after-end", |tensor| {
         let bit_count = tensor.parameters[2];
