@@ -61,12 +61,36 @@ HEADS = {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
-#: Fields that vLLM reads in published configs of these types.
+#: Fields that vLLM reads in published configs of these types, or sizes of theirs that it counts on.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 384, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "falcon": {"ffn_hidden_size": 512},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    "lfm2": {
+        "block_dim": 128, "conv_dim": 128, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
     "llama4_text": {"num_experts_per_tok": 1, "attention_chunk_size": 8192},
+    "longcat_flash": {
+        "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity",
+        "qk_head_dim": 192,
+    },
+    "mimo_v2_flash": {
+        "hybrid_layer_pattern": [0, 1, 1, 1], "moe_layer_freq": [0, 1, 1, 1],
+        "sliding_window_size": 16, "layernorm_epsilon": 1e-5, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 32, "swa_v_head_dim": 128,
+    },
     "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
-}
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "qwen4_exp_text": {"output_gate_type": "silu"},
+}  # fmt: skip
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(
     temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=8

@@ -111,7 +111,7 @@ def test_every_page_and_record_is_listed() -> None:
     assert len(readme.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_picture_is_what_the_records_say() -> None:
+def test_picture_and_table_are_what_the_records_say() -> None:
     command = [sys.executable, DOCS / "picture.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
