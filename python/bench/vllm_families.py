@@ -56,10 +56,11 @@ ON_GPU: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,
     "kernel_config": {"moe_backend": "triton"},
 }
-#: Sizes of heads for which vLLM has kernels.
+#: Sizes of heads and of their indices for which vLLM has kernels.
 HEADS = {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
 }  # fmt: skip
 #: Fields that vLLM reads in published configs of these types, or sizes of theirs that it counts on.
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -69,8 +70,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "ffn_config": {"ffn_hidden_size": 384, "moe_num_experts": 8, "moe_top_k": 2},
     },
     "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "deepseek_v32": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "deepseek_v4": {"head_dim": 512, "num_key_value_heads": 1, "sliding_window": 128},
     "falcon": {"ffn_hidden_size": 512},
     "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "gpt_bigcode": {"num_key_value_heads": 1},
+    "hy_v3": {"first_k_dense_replace": 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "lfm2": {
@@ -158,7 +164,8 @@ def serve(folder: Path) -> Any:
     """Tokens of each prompt, and the logarithms of the likeliest at each place."""
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
-        dtype="bfloat16", enforce_eager=True, **(ON_GPU if IS_ON_GPU else {}),
+        dtype="bfloat16", enforce_eager=True, language_model_only=True,
+        **(ON_GPU if IS_ON_GPU else {}),
     )  # fmt: skip
     answers = [one.outputs[0] for one in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
     del llm
