@@ -6,7 +6,8 @@
 
 For each model type of transformers' causal language models that vLLM has a class of its own for,
 an engine serves a small seeded model in BF16, twice, and its compressed folder: three prompts, with
-the logarithms of the likeliest tokens. Takes about half a minute a type and core.
+the logarithms of the likeliest tokens. Models of texts and images take texts alone. Takes about
+half a minute a type and core.
 
 | result | meaning |
 |---|---|
@@ -65,6 +66,7 @@ HEADS = {
 #: Fields that vLLM reads in published configs of these types, or sizes of theirs that it counts on.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    "axk1": {"first_k_dense_replace": 0},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 384, "moe_num_experts": 8, "moe_top_k": 2},
@@ -73,10 +75,22 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek_v32": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "deepseek_v4": {"head_dim": 512, "num_key_value_heads": 1, "sliding_window": 128},
     "falcon": {"ffn_hidden_size": 512},
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 128, "intermediate_size": 384,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "head_dim": 32,
+        },
+    },
+    "gemma4_unified": {
+        "vision_config": {
+            "model_type": "gemma4_unified_vision", "mm_embed_dim": 128, "output_proj_dims": 128,
+        },
+    },
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "glm_moe_dsa": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "gpt_bigcode": {"num_key_value_heads": 1},
-    "hy_v3": {"first_k_dense_replace": 1},
+    "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 384, "route_norm": True},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "lfm2": {
@@ -86,7 +100,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "llama4_text": {"num_experts_per_tok": 1, "attention_chunk_size": 8192},
     "longcat_flash": {
         "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity",
-        "qk_head_dim": 192,
+        "zero_expert_num": 0, "qk_head_dim": 192,
     },
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1, 1, 1], "moe_layer_freq": [0, 1, 1, 1],
@@ -96,6 +110,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
     "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
     "qwen4_exp_text": {"output_gate_type": "silu"},
+    "zamba2": {"attention_hidden_size": 256, "attention_head_dim": 64},
 }  # fmt: skip
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(
