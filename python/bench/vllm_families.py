@@ -6,7 +6,8 @@
 
 For each model type of transformers' causal language models that vLLM has a class of its own for,
 an engine serves a small seeded model in BF16, twice, and its compressed folder: three prompts, with
-the logarithms of the likeliest tokens. Takes about half a minute a type and core.
+the logarithms of the likeliest tokens. Models of texts and images take texts alone. Takes about
+half a minute a type and core.
 
 | result | meaning |
 |---|---|
@@ -56,17 +57,61 @@ ON_GPU: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,
     "kernel_config": {"moe_backend": "triton"},
 }
-#: Sizes of heads for which vLLM has kernels.
+#: Sizes of heads and of their indices for which vLLM has kernels.
 HEADS = {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048,
 }  # fmt: skip
-#: Fields that vLLM reads in published configs of these types.
+#: Fields that vLLM reads in published configs of these types, or sizes of theirs that it counts on.
 PUBLISHED: dict[str, dict[str, Any]] = {
+    "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
+    "axk1": {"first_k_dense_replace": 0},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 384, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"n_group": 1, "topk_group": 1},
+    "deepseek_v32": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "deepseek_v4": {"head_dim": 512, "num_key_value_heads": 1, "sliding_window": 128},
+    "falcon": {"ffn_hidden_size": 512},
+    "gemma4": {
+        "vision_config": {
+            "model_type": "gemma4_vision", "hidden_size": 128, "intermediate_size": 384,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4,
+            "head_dim": 32,
+        },
+    },
+    "gemma4_unified": {
+        "vision_config": {
+            "model_type": "gemma4_unified_vision", "mm_embed_dim": 128, "output_proj_dims": 128,
+        },
+    },
     "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+    "gpt_bigcode": {"num_key_value_heads": 1},
+    "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 384, "route_norm": True},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    "lfm2": {
+        "block_dim": 128, "conv_dim": 128, "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
     "llama4_text": {"num_experts_per_tok": 1, "attention_chunk_size": 8192},
+    "longcat_flash": {
+        "mla_scale_q_lora": True, "mla_scale_kv_lora": True, "zero_expert_type": "identity",
+        "zero_expert_num": 0, "qk_head_dim": 192,
+    },
+    "mimo_v2_flash": {
+        "hybrid_layer_pattern": [0, 1, 1, 1], "moe_layer_freq": [0, 1, 1, 1],
+        "sliding_window_size": 16, "layernorm_epsilon": 1e-5, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 32, "swa_v_head_dim": 128,
+    },
     "minimax_m2": {"rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True},
-}
+    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]},
+    "qwen4_exp_text": {"output_gate_type": "silu"},
+    "zamba2": {"attention_hidden_size": 256, "attention_head_dim": 64},
+}  # fmt: skip
 PROMPTS = [{"prompt_token_ids": [7 * at + step for step in range(9)]} for at in (1, 5, 9)]
 SAMPLING = SamplingParams(
     temperature=0, max_tokens=6, ignore_eos=True, detokenize=False, logprobs=8
@@ -134,7 +179,8 @@ def serve(folder: Path) -> Any:
     """Tokens of each prompt, and the logarithms of the likeliest at each place."""
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
-        dtype="bfloat16", enforce_eager=True, **(ON_GPU if IS_ON_GPU else {}),
+        dtype="bfloat16", enforce_eager=True, language_model_only=True,
+        **(ON_GPU if IS_ON_GPU else {}),
     )  # fmt: skip
     answers = [one.outputs[0] for one in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
     del llm

@@ -1,11 +1,14 @@
 """Small models of many architectures, from configs, with seeded random weights."""
 
+import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import df11
 
@@ -110,6 +113,26 @@ def saved(model: Any, root: Path, **options: Any) -> tuple[Path, Path]:
     """Saves a model, and compresses what was saved: both folders."""
     model.save_pretrained(root / "bf16", **options)
     return root / "bf16", compressed(root / "bf16", root / "df11")
+
+
+def with_head_apart(source: Path, place: Path, is_same: bool = True) -> Path:
+    """A copy of a tied model whose head is in a shard of its own, with the embedding's values or
+    one other value.
+    """
+    shutil.copytree(source, place)
+    state = load_file(place / "model.safetensors")
+    (place / "model.safetensors").unlink()
+    head = state["model.embed_tokens.weight"].clone()
+    if not is_same:
+        head[0, 0] += 1
+    shards = {"model-00001-of-00002.safetensors": state}
+    shards["model-00002-of-00002.safetensors"] = {"lm_head.weight": head}
+    for file, some in shards.items():
+        save_file(some, place / file, {"format": "pt"})
+    places = {name: file for file, some in shards.items() for name in some}
+    index = {"metadata": {}, "weight_map": places}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    return place
 
 
 def adapted(model: Any, config: Any = None, **options: Any) -> Any:

@@ -111,7 +111,7 @@ def test_every_page_and_record_is_listed() -> None:
     assert len(readme.read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_the_picture_is_what_the_records_say() -> None:
+def test_picture_and_table_are_what_the_records_say() -> None:
     command = [sys.executable, DOCS / "picture.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -194,18 +194,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_guide_runs_on_the_demonstration(tmp_path: Path) -> None:
-    """The guide says to use its folder where there is no other model."""
-    pytest.importorskip("transformers")
-    demo = [sys.executable, "-m", "df11", "demo", "--keep", "demo"]
-    subprocess.run(demo, cwd=tmp_path, check=True, capture_output=True)
-    code = next(each.code for each in blocks(DOCS / "guide.md") if each.language == "python")
-    run = [sys.executable, "-c", code.replace("Qwen3-8B-df11", "demo/model-df11")]
-    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Lossless means") and "as they were loaded" in done.stdout
-
-
 #: Runs the blocks of each page in a process of its own and in its folder, those of Python in one
 #: namespace. Pages are forks of one process, which imports the libraries once for all.
 RUNNER = """
@@ -279,6 +267,24 @@ def test_the_code_of_a_page_runs(page: Path, pages: dict[Path, Path]) -> None:
         pytest.skip("no code to run")
     said = pages[page].with_suffix(".said").read_text(encoding="utf-8")
     assert pages[page].with_suffix(".status").read_text() == "0", said
+
+
+def test_the_guide_runs_on_what_it_makes(tmp_path: Path) -> None:
+    """On the demonstration and the small pipeline, where there is no other model."""
+    pytest.importorskip("diffusers")
+    guide, copy = DOCS / "guide.md", "cp -r demo/model Qwen3-8B"
+    assert f"After `{copy}`" in prose(guide)
+    runs = [(str(one), one.language, one.code) for one in blocks(guide) if wanted(one)]
+    runs = [each for each in runs if "from-cache" not in each[2]]
+    (at,) = (at for at, (_, _, code) in enumerate(runs) if "demo --keep demo" in code)
+    runs.insert(at + 1, ("its sentence after that", "sh", copy))
+    (folder := tmp_path / "guide").mkdir()
+    job = json.dumps([(str(folder), runs)])
+    settings = {"env": environment(tmp_path, tmp_path), "text": True, "timeout": 900, "check": True}
+    subprocess.run([sys.executable, "-c", RUNNER], input=job, **settings)
+    said = folder.with_suffix(".said").read_text(encoding="utf-8")
+    assert folder.with_suffix(".status").read_text() == "0", said
+    assert "Lossless means" in said and "as they were loaded" in said
 
 
 #: Pages with Python code.

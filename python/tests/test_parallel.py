@@ -17,7 +17,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from models import SMALL, config_of, equal, greedy, load, prompt, saved, seeded
+from models import (
+    SMALL,
+    compressed,
+    config_of,
+    equal,
+    greedy,
+    load,
+    prompt,
+    saved,
+    seeded,
+    with_head_apart,
+)
 
 import df11
 from df11 import _plan
@@ -39,6 +50,8 @@ ODD = {
 OWN = {"even": ("LlamaConfig", EVEN), "odd": ("Qwen2Config", ODD)}
 #: Architectures whose logits are compared, besides `models.CAUSAL`.
 MODELS = ["even", "odd", "llama-tied", "llama-bias", "phi3", "gemma2", "mixtral", "qwen3-moe"]
+#: Tied models whose head is in a shard of its own, and whether it has the embedding's values.
+APART = {"apart": True, "apart, other": False}
 PROMPT = prompt(2, 19)
 
 
@@ -192,6 +205,14 @@ def experts(root: Path) -> None:
     assert found == {CompressedTensor}
 
 
+def head_apart(root: Path) -> None:
+    """A tied head in a shard of its own is tied if it has the values of the embedding."""
+    for name, is_same in APART.items():
+        same_steps(models := both(root, name))
+        for each in models:
+            assert (each.lm_head.weight is each.model.embed_tokens.weight) == is_same
+
+
 def refusal(root: Path) -> None:
     """Other ways to distribute a model."""
     with pytest.raises(ValueError, match="fsdp_size"):
@@ -204,6 +225,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "used": used,
     "whole again": whole_again,
     "experts": experts,
+    "head apart": head_apart,
     "refusal": refusal,
 }
 ON_GPUS: dict[str, Callable[[Path], Any]] = {
@@ -248,6 +270,9 @@ def run(
     root = tmp_path_factory.mktemp("parallel")
     for name in MODELS:
         saved(seeded(transformers.AutoModelForCausalLM.from_config(config(name))), root / name)
+    for name, is_same in APART.items():
+        source = with_head_apart(root / "llama-tied/bf16", root / name / "bf16", is_same)
+        compressed(source, root / name / "df11")
     # All by the loopback: the names of machines and their networks do not concern this test.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--local-addr", "localhost", "--nproc-per-node", "2", __file__, os.fspath(root)]

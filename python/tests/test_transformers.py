@@ -21,6 +21,7 @@ from models import (
     SMALL,
     UNTIED,
     Folders,
+    compressed,
     config_of,
     equal,
     greedy,
@@ -28,8 +29,8 @@ from models import (
     prompt,
     saved,
     seeded,
+    with_head_apart,
 )
-from safetensors.torch import load_file, save_file
 
 import df11
 from df11._tensor import CompressedTensor
@@ -168,22 +169,8 @@ def test_nothing_is_read_from_safetensors_and_nothing_initialised(
 @pytest.mark.parametrize("is_same", [True, False])
 def test_a_tied_head_in_another_shard(folders: Folders, is_same: bool, tmp_path: Path) -> None:
     """It is no alias in its container, and tied if it has the values of the embedding."""
-    source, compressed = tmp_path / "bf16", tmp_path / "df11"
-    shutil.copytree(folders.bf16("llama-tied"), source)
-    state = load_file(source / "model.safetensors")
-    (source / "model.safetensors").unlink()
-    head = state["model.embed_tokens.weight"].clone()
-    if not is_same:
-        head[0, 0] += 1
-    shards = {"model-00001-of-00002.safetensors": state}
-    shards["model-00002-of-00002.safetensors"] = {"lm_head.weight": head}
-    for file, some in shards.items():
-        save_file(some, source / file, {"format": "pt"})
-    places = {name: file for file, some in shards.items() for name in some}
-    index = {"metadata": {}, "weight_map": places}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-    df11.compress(source, compressed, progress=False)
-    original, model = load(source), load(compressed)
+    source = with_head_apart(folders.bf16("llama-tied"), tmp_path / "bf16", is_same)
+    original, model = load(source), load(compressed(source, tmp_path / "df11"))
     for each in (original, model):
         assert (each.lm_head.weight is each.model.embed_tokens.weight) == is_same
     assert same_steps(original, model, prompt(), 3)

@@ -161,14 +161,17 @@ def said(
     llama, llama_df11 = folders.both("llama")
     config = json.loads((llama / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    (other := root / "gptq").mkdir()
-    (other / "config.json").write_text(json.dumps(config))
+    (gptq := root / "gptq").mkdir()
+    (gptq / "config.json").write_text(json.dumps(config))
     hub.repositories["someone/llama-df11"] = Repository(llama_df11)
     ngram = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
     draft = {"num_speculative_tokens": 3, "method": "draft_model", "model": str(llama_df11)}
     lacks = changed(llama, root / "lacks", *LACKING)
     biased = changed(folders.bf16("llama-bias"), root / "biased", BIAS)
     more = changed(llama, root / "more", **{"model.more.weight": torch.ones(4)})
+    tied = folders.bf16("llama-tied")
+    apart = models.with_head_apart(tied, root / "apart")
+    other = models.with_head_apart(tied, root / "apart-other", is_same=False)
     shutil.copytree(llama_df11, root / "damaged")
     damage(*(root / "damaged").glob("*.df11"))
     exact, lora = EAGER | EXACT, {**EAGER, "enable_lora": True, "max_lora_rank": 8}
@@ -184,13 +187,17 @@ def said(
         "drafted": (llama_df11, None, {**exact, "speculative_config": draft}),
         "two stages": (llama_df11, None, {**exact, "pipeline_parallel_size": 2}),
         "a repository": ("someone/llama-df11", None, exact),
-        "another method": (other, None, {**EAGER, "quantization": "df11"}),
+        "another method": (gptq, None, {**EAGER, "quantization": "df11"}),
         "adapted": (llama, adapter, lora),
         "adapted, compressed": (llama_df11, adapter, lora),
         "lacking": (models.compressed(lacks, root / "lacks-df11"), None, EAGER),
         "lacking, on line": (lacks, None, {**EAGER, "quantization": "df11"}),
         "lacking a bias": (models.compressed(biased, root / "biased-df11"), None, EAGER),
         "more, compressed": (models.compressed(more, root / "more-df11"), None, EAGER),
+        "a head apart": (apart, None, EAGER),
+        "a head apart, compressed": (models.compressed(apart, root / "apart-df11"), None, EAGER),
+        "another head": (other, None, EAGER),
+        "another head, compressed": (models.compressed(other, root / "other-df11"), None, EAGER),
         "damaged": (root / "damaged", None, exact),
         "damaged on a GPU": (llama_df11, None, {**exact, "tells": True}),
         # The last one: vLLM 0.32 for CPUs starts no engine in a process that has loaded Numba.
@@ -218,6 +225,12 @@ def test_ways_to_serve_leave_tokens_as_they_are(said: dict[str, Any], case: str)
 
 def test_adapters_change_what_compressed_weights_say(said: dict[str, Any]) -> None:
     assert said["adapted, compressed"] == said["adapted"] != said["llama"]
+
+
+@pytest.mark.parametrize("case", ["a head apart", "another head"])
+def test_a_tied_head_in_another_shard(said: dict[str, Any], case: str) -> None:
+    assert said[f"{case}, compressed"] == said[case]
+    assert isinstance(said[case], list), said[case]
 
 
 def test_containers_alone_are_fetched(

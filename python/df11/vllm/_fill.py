@@ -86,21 +86,25 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
 def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
     """Raises a `ValueError` that names the parameters of a model without values.
 
-    `loaded`: names that the model's loading code returned; for None, only recorded weights are
-    checked. As in vLLM's own check, parameters that a module makes after loading may be missing,
-    such as scales of a KV cache.
+    `loaded`: names that the model's loading code returned, one of each shared parameter; for None,
+    only recorded weights are checked. As in vLLM's own check, parameters that a module makes after
+    loading may be missing, such as scales of a KV cache.
     """
     made: set[str] = set()
     for path, module in model.named_modules():
         method = getattr(module, "quant_method", None)
         if not isinstance(method, _COMPLETE) and hasattr(method, "process_weights_after_loading"):
             made |= {name for name, _ in module.named_parameters(path)}
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        names.setdefault(value, []).append(name)
     counts = {}
-    for name, value in model.named_parameters():
+    for value, (name, *others) in names.items():
         if isinstance(value, Deferred):
             lacks = value.backing.lacks if isinstance(value.backing, Target) else None
         else:
-            lacks = "" if loaded is not None and name not in loaded | made else None
+            is_there = loaded is None or not (loaded | made).isdisjoint((name, *others))
+            lacks = None if is_there else ""
         if lacks is not None:
             counts[name] = lacks
     if counts:
