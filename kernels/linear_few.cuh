@@ -954,8 +954,8 @@ struct FewChain {
 // Adds the sums of a strip's splits, in order. All warps that multiply call it together.
 template <class Work>
 __device__ __forceinline__ void add_splits(const Work& work, FewChain<Work>& chain,
-                                           const FewPiece& piece, const FewRing<Work>& ring, u32 unit, u32 threads,
-                                           bool active) {
+                                           const FewPiece& piece, const FewRing<Work>& ring,
+                                           u32 unit, u32 threads, bool active) {
     constexpr u32 BYTES = Work::EIGHTS * 512;
     constexpr u32 HALVES = FEW_HALVES<Work>;
     const u32 place = 2 * chain.band + chain.half;  // among the unit's warps

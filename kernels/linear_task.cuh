@@ -255,14 +255,14 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
 //   offsets[e] <= i < offsets[e + 1].
 // - With `blocks`, `slots` slots have an expert each, and slot s gives row s of y: row s / share of
 //   x times the expert's matrix, times factors[s] before the sum is rounded. Without x_index, place
-//   i is slot i, and blocks[i] its expert. With it, places come in blocks of GROUPED_ROWS: blocks[b]
-//   is the expert of block b, and place i is slot x_index[i]; indices of `slots` or more pad the
-//   end of a block. vLLM's operator moe_align_block_size writes such lists.
+//   i is slot i, and blocks[i] its expert. With it, places come in blocks of GROUPED_ROWS: the
+//   expert of block b is blocks[b], and place i is slot x_index[i]; indices of `slots` or more pad
+//   the end of a block. vLLM's operator moe_align_block_size writes such lists.
 //
-// The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this one
-// argument by value, in any number of blocks; df11_linear_constants gives the threads, the dynamic
-// shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and the
-// factor.
+// The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this
+// one argument by value, in any number of blocks; df11_linear_constants gives the threads, the
+// dynamic shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and
+// the factor.
 constexpr u32 MOST_EXPERTS = 1024;
 struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major

@@ -228,10 +228,11 @@ impl GroupedLinear {
         self.matrices[0].device()
     }
 
-    /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor waits, and
-    /// can be captured in a graph: a replay uses the offsets and rows at that time. An expert's
-    /// matrix is read once for each 16 of its places (8 without compute capability 9.0); experts
-    /// without places cost nothing. Rows of y that are no expert's stay as they are. Starts early and lets the next launch start early like
+    /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor
+    /// waits, and can be captured in a graph: a replay uses the offsets and rows at that time. An
+    /// expert's matrix is read once for each 16 of its places (8 without compute capability 9.0);
+    /// experts without places cost nothing. Rows of y that are no expert's stay as they are. Starts
+    /// early and lets the next launch start early like
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, experts that do not
@@ -239,18 +240,19 @@ impl GroupedLinear {
     /// `status`; rows of y then hold anything.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if places or slots are without rows of x, rows would
-    /// overlap, an address is misaligned, y has a bias, the stream or the status is of another
-    /// device, or there are 2^31 / (experts × rows of a matrix / 256) places or more;
+    /// [`Error::Parameter`](crate::Error::Parameter) if places or slots are without rows of x, rows
+    /// would overlap, an address is misaligned, y has a bias, the stream or the status is of
+    /// another device, or there are 2^31 / (experts × rows of a matrix / 256) places or more;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
     /// In memory of the device: `x` has its rows of as many elements as the matrices have columns;
     /// `y` has room for as many rows as there are places or slots, of as many elements as a matrix
     /// has rows; `routing` has an offset for each expert and one more, and a row for each place if
-    /// it names any; or an expert for each slot or block, an index for each place, and their number;
-    /// and a factor for each row of y if it names any. Until the work is done nobody else uses y or changes the rest; until then, and until
-    /// the last replay of a graph that captured it, all that and this value live.
+    /// it names any; or an expert for each slot or block, an index for each place, and the number
+    /// of places; and a factor for each row of y if it names any. Until the work is done nobody
+    /// else uses y or changes the rest; until then, and until the last replay of a graph that
+    /// captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,
         x: LinearInput,
