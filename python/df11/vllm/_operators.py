@@ -39,6 +39,8 @@ class _Held(NamedTuple):
     layer: weakref.ref[nn.Module]
     #: Name of the weight in the layer.
     name: str
+    #: Forgets the weight when the layer is gone.
+    forget: weakref.finalize[..., nn.Module]
 
 
 #: Weights by the addresses of their keys.
@@ -49,14 +51,17 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     """The key of a layer's weight, which is held as long as the layer. `padding`: rows of zeros."""
     key = torch.zeros(_KEY_BYTES, dtype=torch.uint8, device=weight.device)
     is_plain = _cpu.is_plain(layer)
-    _held[key.data_ptr()] = _Held(weight, key, padding, is_plain, weakref.ref(layer), name)
-    weakref.finalize(layer, _held.pop, key.data_ptr(), None).atexit = False
+    forget = weakref.finalize(layer, _held.pop, key.data_ptr())
+    forget.atexit = False
+    _held[key.data_ptr()] = _Held(weight, key, padding, is_plain, weakref.ref(layer), name, forget)
     return key
 
 
 def release(key: Tensor) -> None:
-    """Lets go of a layer's weight, which no operator may name any more."""
-    del _held[key.data_ptr()]
+    """Lets go of a layer's weight, which no operator may name any more. Another key may get the
+    address.
+    """
+    _held[key.data_ptr()].forget()
 
 
 def _find(key: Tensor) -> _Held:
