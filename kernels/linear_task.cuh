@@ -257,13 +257,15 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
 //   x times the expert's matrix, times factors[s] before the sum is rounded. Without x_index, place
 //   i is slot i, and blocks[i] its expert. With it, places come in blocks of GROUPED_ROWS: the
 //   expert of block b is blocks[b], and place i is slot x_index[i]; indices of `slots` or more pad
-//   the end of a block. vLLM's operator moe_align_block_size writes such lists.
+//   the end of a block. vLLM's operator moe_align_block_size writes such lists. The rows of y of
+//   expert NO_EXPERT are 0.
 //
 // The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this
 // one argument by value, in any number of blocks; df11_linear_constants gives the threads, the
 // dynamic shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and
 // the factor.
 constexpr u32 MOST_EXPERTS = 1024;
+constexpr u32 NO_EXPERT = ~0u;
 struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples

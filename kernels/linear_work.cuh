@@ -107,7 +107,12 @@ struct Grouped {
     __device__ u16* y(const Range& at, u32 row) const {
         return launch.y + y_row(at.first_row + row) * launch.y_pitch;
     }
+    // The expert of a place with blocks.
+    __device__ u32 expert(u32 place) const {
+        return __ldg(launch.blocks + (launch.x_index ? place / GROUPED_ROWS : place));
+    }
     __device__ float scale(const Range& at, u32 row, float sum) const {
+        if (launch.blocks && expert(at.first_row + row) == NO_EXPERT) return 0;
         return launch.factors ? sum * __ldg(launch.factors + y_row(at.first_row + row)) : sum;
     }
     __device__ const u16* bias(const Range&) const { return nullptr; }
@@ -147,8 +152,8 @@ struct Grouped {
     __device__ void find_block(u32 batch, Range& at) const {
         at.matrix = __ldg(launch.blocks + batch);
         at.first_row = batch, at.rows = 1;
-        u32 problems = at.matrix < launch.experts ? 0 : STATUS_INDEX;
-        if (problems) at.matrix = 0;
+        u32 problems = at.matrix < launch.experts || at.matrix == NO_EXPERT ? 0 : STATUS_INDEX;
+        if (at.matrix >= launch.experts) at.matrix = 0;  // any one: its sums are not used
         if (launch.x_index) {
             at.first_row = batch * GROUPED_ROWS;
             u32 valid = 0;

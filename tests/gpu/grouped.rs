@@ -307,6 +307,28 @@ fn slots_are_multiplied_by_their_experts() {
     }
 }
 
+/// Slots without an expert, as vLLM leaves those of padding, give zeros.
+#[test]
+fn slots_without_an_expert_are_zero() {
+    let Some((_, stream)) = gpu_stream() else { return };
+    let mixture = Mixture::new(5, 96, 520, true);
+    let mut slots = Slots::new(&mixture, 2, 1);
+    let (mut expected, _) = slots.run(&stream, None);
+    for slot in [0, 3, 17] {
+        slots.experts[slot] = u32::MAX;
+        expected[slot * slots.pitch()..][..96].fill(0);
+    }
+    assert!(slots.run(&stream, None) == (expected, 0));
+    slots.experts.fill(u32::MAX);
+    let (y, word) = slots.run(&stream, None);
+    assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]));
+    let each = mixture.linear.block_places() as u32;
+    let experts = vec![u32::MAX; 32 / each as usize];
+    let blocks = Blocks { experts, indices: (0..32).collect(), end: 32 };
+    let (y, word) = slots.run(&stream, Some(&blocks));
+    assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]));
+}
+
 /// Sums that f32 holds exactly are multiplied by their factor, and rounded once.
 #[test]
 fn factors_multiply_before_rounding() {
@@ -344,10 +366,13 @@ fn hostile_blocks_stay_inside() {
         let mut blocks = slots.blocks();
         let used = blocks.experts.len();
         match round % 4 {
-            0 => blocks.experts[random(&mut state) as usize % used] = 5 + random(&mut state) as u32,
+            0 => {
+                let expert = 5 + random(&mut state) as u32 % 1000;
+                blocks.experts[random(&mut state) as usize % used] = expert;
+            }
             1 => blocks.indices[0] = 18 + random(&mut state) as u32 % 1000,
             2 => blocks.indices[..16].fill(u32::MAX),
-            _ => blocks.experts.iter_mut().for_each(|expert| *expert = u32::MAX),
+            _ => blocks.experts.iter_mut().for_each(|expert| *expert = u32::MAX - 1),
         }
         let (y, word) = slots.run(&stream, Some(&blocks));
         assert_eq!(word, 256, "round {round}");

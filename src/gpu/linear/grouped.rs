@@ -50,7 +50,7 @@ impl Routing {
 
     /// Slot s is row s / `share` of x times the expert that the s-th `u32` from `experts` on names.
     /// An expert is read again for each of its slots, unless they are sorted into
-    /// [blocks](Self::in_blocks).
+    /// [blocks](Self::in_blocks). Expert 2^32 - 1 (-1) is none, and its rows of the product are 0.
     pub const fn slots(experts: CUdeviceptr, slots: u64, share: u64) -> Self {
         let by = By::Slots { experts, end: 0, slots, share };
         Self { places: slots, indices: 0, factors: 0, by }
