@@ -28,7 +28,8 @@
 #           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records
 #           what vLLM's loading code does with tensors without memory, and loads that. _wrapping
-#           lists the functions of other libraries that are wrapped.
+#           lists the functions of other libraries that are wrapped; _register wraps the first ones
+#           when these libraries are imported, which _df11_autoload awaits.
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -49,13 +49,6 @@ def join_siblings(root: nn.Module) -> None:
         _join(module)
 
 
-def separate_siblings(root: nn.Module) -> None:
-    """Makes each layer multiply separately again."""
-    for module in root.modules():
-        if _known(module):
-            module.__class__ = type(module).__mro__[1]
-
-
 def joined_siblings(root: nn.Module) -> Iterator[tuple[str, ...]]:
     """The current names of the layers of each joint product, if x has few rows."""
     for path, module in root.named_modules():

@@ -226,13 +226,9 @@ pub(super) fn add_loading(answer: &mut Answer, out: &Path) {
         answer.json["load"] = json!(python);
         return;
     }
-    let Loading { python, is_served, .. } = Loading::of(out);
+    let Loading { python, .. } = Loading::of(out);
     answer.text.push_str("\n\nLoad it with Python:");
     answer.text.extend(python.lines().map(|line| format!("\n  {}", printable(line))));
-    if is_served {
-        let hint = "\nFor speed on a GPU, add quantization_config=df11.Config(residence=\"fast\")";
-        answer.text.push_str(hint);
-    }
     if out.is_file() && has_config(out) {
         let mut folder = out.with_extension("").into_os_string();
         folder.push("-df11");
