@@ -90,7 +90,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": {"first_k_dense_replace": 1},
     "glm_moe_dsa": {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
     "gpt_bigcode": {"num_key_value_heads": 1},
-    "hy_v3": {"first_k_dense_replace": 1, "expert_hidden_dim": 384, "route_norm": True},
+    "hy_v3": {
+        "first_k_dense_replace": 1, "expert_hidden_dim": 384, "route_norm": True, "qk_norm": True,
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
     "lfm2": {

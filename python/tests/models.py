@@ -117,14 +117,14 @@ def saved(model: Any, root: Path, **options: Any) -> tuple[Path, Path]:
 
 def with_head_apart(source: Path, place: Path, is_same: bool = True) -> Path:
     """A copy of a tied model whose head is in a shard of its own, with the embedding's values or
-    one other value.
+    with others.
     """
     shutil.copytree(source, place)
     state = load_file(place / "model.safetensors")
     (place / "model.safetensors").unlink()
     head = state["model.embed_tokens.weight"].clone()
     if not is_same:
-        head[0, 0] += 1
+        head = head.roll(1, 0).contiguous()
     shards = {"model-00001-of-00002.safetensors": state}
     shards["model-00002-of-00002.safetensors"] = {"lm_head.weight": head}
     for file, some in shards.items():

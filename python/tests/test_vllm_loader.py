@@ -14,13 +14,15 @@ import torch
 from models import Folders
 from safetensors.torch import load_file, save_file
 from test_paths import NAMES
+from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 
 import df11
 from df11._link import WEIGHTS
+from df11.vllm import register
 from df11.vllm._deferred import Deferred
-from df11.vllm._files import containers_of
-from df11.vllm._loader import Df11ModelLoader
+from df11.vllm._files import containers_of, has_head
+from df11.vllm._loader import Df11ModelLoader, tie_as_stored
 
 Found = dict[str, Any]
 
@@ -63,6 +65,26 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _, folder = models.saved(model, root, max_shard_size="400KB")
     assert len(list(folder.glob("*.df11"))) > 2
     return folder
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_tied_head_in_another_shard(folders: Folders, is_same: bool, tmp_path: Path) -> None:
+    """It is untied as vLLM unties BF16 models, which looks at safetensors alone."""
+    register()
+    source = models.with_head_apart(folders.bf16("llama-tied"), tmp_path / "bf16", is_same)
+    folder = models.compressed(source, tmp_path / "df11")
+    assert has_head(folder) == (not is_same)
+    assert has_head(folders.df11("llama")) and not has_head(folders.df11("llama-tied"))
+    for is_left_over in (False, True):
+        if is_left_over:
+            for file in source.glob("*.safetensors"):
+                shutil.copy(file, folder)
+        config = ModelConfig(str(folder), skip_tokenizer_init=True, dtype="bfloat16")
+        knows = hasattr(config, "maybe_untie_word_embeddings")
+        if knows:
+            config.maybe_untie_word_embeddings()
+        tie_as_stored(config, folder)
+        assert config.hf_config.tie_word_embeddings == (is_same or not knows)
 
 
 def test_a_stray_container_beside_bf16_is_left_out(

@@ -96,6 +96,16 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
     yield from load_beside(folder / WEIGHTS, tensors).items()
 
 
+def has_head(folder: Path) -> bool:
+    """Whether a folder's containers have a head that is no copy of another tensor. The errors of
+    `df11.open`.
+    """
+    model = open_folder(folder)
+    heads = [name for name in model if name.endswith("lm_head.weight")]
+    others = {model[name].hash for name in model if name not in heads} if heads else set()
+    return any(model[name].hash not in others for name in heads)
+
+
 def wrap_pulling() -> None:
     """Makes vLLM link folders of containers in stores. Does nothing if a release pulls otherwise:
     then such names fail as without df11.

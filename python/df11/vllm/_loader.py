@@ -30,7 +30,7 @@ from .._doctor import log_newer
 from .._load import OPTIONS
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
-from ._files import containers_of, expect, weights_of
+from ._files import containers_of, expect, has_head, weights_of
 from ._layers import NAMES
 from ._orders import find_orders
 
@@ -88,6 +88,8 @@ class Df11ModelLoader(DefaultModelLoader):
                 _ops.TEMPORARY_BYTES = _DECODED_BYTES
                 share_between_captures()
                 let_launches_begin_early(vllm_config, df11.devices())
+            if folder := self._containers(model_config.model, model_config.revision, None):
+                tie_as_stored(model_config, folder)
         elif self.options:
             raise ValueError(
                 f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
@@ -157,6 +159,21 @@ class Df11ModelLoader(DefaultModelLoader):
 
     def _containers(self, model: str, revision: str | None, subfolder: str | None) -> Path | None:
         return containers_of(model, revision, subfolder, self.load_config.download_dir)
+
+
+def tie_as_stored(model_config: Any, folder: Path) -> None:
+    """Unties the head of a model whose containers have one with other values than the embedding's,
+    though its config ties them. vLLM does so itself and looks for heads in safetensors alone;
+    releases before 0.32 leave such a head out. Call it before the model is made.
+    """
+    was_untied = getattr(model_config, "word_embeddings_untied_by_checkpoint", None)
+    config = model_config.hf_config
+    if was_untied is None or not (was_untied or getattr(config, "tie_word_embeddings", False)):
+        return
+    is_apart = has_head(folder)
+    for each in (config, config.get_text_config()):
+        each.tie_word_embeddings = not is_apart
+    model_config.word_embeddings_untied_by_checkpoint = is_apart
 
 
 def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]) -> None:
