@@ -24,17 +24,17 @@ struct Mixture {
 impl Mixture {
     /// Experts are slices of one tensor, as most checkpoints have them; or tensors of their own.
     fn new(experts: usize, rows: usize, columns: usize, stacked: bool) -> Self {
-        Self::of(Host::normal(experts * rows, columns, 11), experts, stacked)
+        Self::of(&Host::normal(experts * rows, columns, 11), experts, stacked)
     }
 
-    fn of(all: Host, experts: usize, stacked: bool) -> Self {
+    fn of(all: &Host, experts: usize, stacked: bool) -> Self {
         let device = gpu().unwrap();
         let (rows, columns) = (all.rows / experts, all.columns);
         let hosts: Vec<Host> =
             (0..experts).map(|at| all.slice(at * rows..(at + 1) * rows, 0..columns)).collect();
         let matrices: Vec<Matrix> = if stacked {
-            let model = model(device, &[("all", &all)]);
-            fast(&model.matrix("all").unwrap(), &all).split_rows(experts as u64).unwrap()
+            let model = model(device, &[("all", all)]);
+            fast(&model.matrix("all").unwrap(), all).split_rows(experts as u64).unwrap()
         } else {
             let names: Vec<String> = (0..experts).map(|at| at.to_string()).collect();
             let pairs: Vec<(&str, &Host)> = names.iter().map(String::as_str).zip(&hosts).collect();
@@ -333,7 +333,7 @@ fn slots_without_an_expert_are_zero() {
 #[test]
 fn factors_multiply_before_rounding() {
     let Some((_, stream)) = gpu_stream() else { return };
-    let mut mixture = Mixture::of(Host::exact(4 * 64, 264, 3), 4, true);
+    let mut mixture = Mixture::of(&Host::exact(4 * 64, 264, 3), 4, true);
     mixture.x = Host::exact(9, 264, 4);
     let mut slots = Slots::new(&mixture, 3, 2);
     let factors: Vec<f32> = (0..27).map(|at| 0.037 * at as f32 - 0.4).collect();
