@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
@@ -91,7 +91,7 @@ def main() -> int:
     return try_all(__doc__, work, listed(), libraries)
 
 
-def try_all(about: str | None, work: Work, known: list[Kind], libraries: Iterable[str]) -> int:
+def try_all(about: str | None, work: Work, known: list[Kind], libraries: Sequence[str]) -> int:
     """Runs `work` for model types as the command line says, and writes the table. Returns how many
     failed.
     """
@@ -157,13 +157,14 @@ def known_by(names: str) -> Iterable[str]:
     return found
 
 
-def in_markdown(rows: list[list[str]], libraries: Iterable[str]) -> str:
+def in_markdown(rows: list[list[str]], libraries: Sequence[str]) -> str:
     counts = {
         said: sum(row[1] == said for row in rows) for said in dict.fromkeys(r[1] for r in rows)
     }
     versions = [f"{name} {importlib.metadata.version(name)}" for name in libraries]
     told = ", ".join(f"{count} {said}" for said, count in counts.items())
-    lines = [f"{len(rows)} model types, {', '.join(versions)}, on the CPU: {told}.", ""]
+    where = "a GPU" if "vllm" in libraries else "the CPU"  # the build of vLLM for GPUs
+    lines = [f"{len(rows)} model types, {', '.join(versions)}, on {where}: {told}.", ""]
     lines += ["| model type | result | compressed parameters | note |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
     return "\n".join(lines) + "\n"
