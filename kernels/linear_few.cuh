@@ -685,7 +685,7 @@ struct FewAsking {
         u32 place = 0;
         for (; exists; exists = pieces.next()) {
             const FewPiece& piece = pieces.piece;
-            if constexpr (!Work::BOXES) row = work.x(piece, min(lane, piece.x_rows - 1));
+            if constexpr (!Work::BOXES) row = work.x(piece, min(lane, max(piece.x_rows, 1) - 1));
 #pragma unroll 1
             for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next()) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);

@@ -254,12 +254,12 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
 // - With `offsets`, places are sorted by expert: y[i] = x[x_index[i]] W[e]^T for
 //   offsets[e] <= i < offsets[e + 1].
 // - With `blocks`, `slots` slots have an expert each, and slot s gives row s of y: row s / share of
-//   x times the expert's matrix, times factors[s] before the sum is rounded. Without x_index, place
-//   i is slot i, and blocks[i] its expert. With it, places come in blocks of GROUPED_ROWS: the
-//   expert of block b is blocks[b], and place i is slot x_index[i]; indices of `slots` or more pad
-//   the end of a block. vLLM's operator moe_align_block_size writes such lists. The rows of y of
-//   expert NO_EXPERT are 0.
+//   x times the expert's matrix. Without x_index, place i is slot i, and blocks[i] its expert. With
+//   it, places come in blocks of GROUPED_ROWS: the expert of block b is blocks[b], and place i is
+//   slot x_index[i]; indices of `slots` or more pad the end of a block that has slots. vLLM's
+//   operator moe_align_block_size writes such lists. The rows of y of expert NO_EXPERT are 0.
 //
+// Sums are multiplied by the factor of their row of y, if there are factors, and then rounded.
 // The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this
 // one argument by value, in any number of blocks; df11_linear_constants gives the threads, the
 // dynamic shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and
@@ -274,7 +274,7 @@ struct alignas(16) GroupedLaunch {
     const u32* offsets;  // experts + 1 on the device: ascending, the last at most `places`
     const u32* blocks;   // experts of blocks, or null: offsets route
     const u32* end;      // with blocks and x_index, on the device: number of places that count
-    const float* factors;  // with blocks: one for each slot, or null
+    const float* factors;  // one for each row of y, or null
     // Null, or `experts` of them on the device, aligned to 16 bytes. The kernel reads the fields
     // before bias, whole_columns and first_column.
     const LinearMatrix* matrices;

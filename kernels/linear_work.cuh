@@ -161,7 +161,8 @@ struct Grouped {
             for (u32 i = 0; i < GROUPED_ROWS; i++)
                 valid |= u32(index(at.first_row + i) < launch.slots) << i;
             at.rows = __ffs(~valid) - 1;
-            if (valid >> at.rows) problems = STATUS_INDEX;  // padding is not at the end
+            // Padding is not at the end, or everywhere.
+            if (valid >> at.rows || at.rows == 0) problems = STATUS_INDEX;
         }
         if (problems) atomicOr(launch.status, problems);
     }

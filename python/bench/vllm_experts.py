@@ -13,7 +13,7 @@ replay has eight of them.
 | exact | of compressed experts in mode exact, over BF16's time |
 | kernels | of compressed experts with any number of tokens, over BF16's time |
 | decoded | of decoding all experts, and multiplying as vLLM does, over BF16's time |
-| differing | outputs of exact with other bits than BF16's |
+| differing | outputs of exact, and of kernels, with other bits than BF16's |
 | order | whether exact multiplies without decoding, since the order of vLLM's sums is known |
 """
 
@@ -84,12 +84,13 @@ def measure(shape: str, tokens: list[int], rounds: int, out: Path | None) -> Non
         times = in_turns(
             rounds, {kind: partial(replays, graph) for kind, (graph, _) in ready.items()}
         )
-        expected = ready["bf16"][1].view(torch.int16)
+        bits = {kind: y.view(torch.int16) for kind, (_, y) in ready.items()}
+        differing = [int((bits[kind] != bits["bf16"]).sum()) for kind in ("exact", "kernels")]
         figures = {
             "tokens": count,
             "bf16": 1000 * times["bf16"] / ROUTES,
             **{kind: times[kind] / times["bf16"] for kind in ("exact", "kernels", "decoded")},
-            "differing": int((ready["exact"][1].view(torch.int16) != expected).sum()),
+            "differing": differing,
             "order": packed.quant_method.multiplies(packed, count, top),
         }
         tell(out, "experts", figures, shape=shape)

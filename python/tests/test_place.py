@@ -190,6 +190,22 @@ def test_residences_under_a_budget(budget: int | None, wanted: str, expected: st
     assert budget is None or used <= budget
 
 
+@pytest.mark.parametrize(
+    ("budget", "fast", "expected"),
+    [
+        (375, 374, "fast fast stored"),
+        (375, 349, "fast stored stored"),
+        (375, 299, "stored stored stored"),  # less than all of it takes as stored
+        (375, 0, "stored stored stored"),
+        (299, 299, "stored stored streamed"),
+        (299, 0, "stored stored streamed"),
+    ],
+)
+def test_less_memory_for_the_fast_layout(budget: int, fast: int, expected: str) -> None:
+    blocks = sizes(100, 100, 100)
+    assert _plan.settle(blocks, budget, fast, "auto") == expected.split()
+
+
 def test_groups_fill_gpus_in_turn_or_alike() -> None:
     assert _plan.spread([3, 3, 3, 3], [7, 7]) == [0, 0, 1, 1]
     assert _plan.spread([3, 8, 3], [7, 9]) is None

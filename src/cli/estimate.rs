@@ -53,7 +53,7 @@ pub(super) struct EstimateArgs {
     pub(super) gpus: Option<Gpus>,
     /// With --gpus: the layout of matrices in their memory
     #[cfg(feature = "cudarc")]
-    #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "stored")]
+    #[arg(long, value_name = "RESIDENCE", requires = "gpus", default_value = "auto")]
     pub(super) residence: ResidenceArg,
     /// Estimate differences from this model, as compress --base stores them
     #[arg(long, value_name = "BASE", conflicts_with = "exponent_bits")]

@@ -172,7 +172,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
     def most_tokens(self, layer: Any) -> int:
         """The most tokens that kernels multiply by compressed experts."""
-        return _MOST_ROWS * layer.local_num_experts // self.moe.experts_per_token
+        return _MOST_ROWS * layer.global_num_experts // self.moe.experts_per_token
 
     def multiplies(self, layer: Any, tokens: int, chosen: int) -> bool:
         """Whether kernels multiply this many tokens, each with `chosen` experts."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from torch import Tensor
 from vllm.config import ModelConfig
 from vllm.logger import init_logger
@@ -37,6 +38,8 @@ logger = init_logger("vllm.plugins.df11")
 _OTHERS = ["*.safetensors", "*.bin", "*.pt"]
 #: Before a name in `model_weights`: the plugin loads from there.
 _OURS = "df11+"
+#: How names of heads end.
+_HEAD = "lm_head.weight"
 #: Names that vLLM takes for those of stores; all others it looks for on the Hub.
 _STORES = ("s3://", "gs://", "az://")
 
@@ -97,13 +100,17 @@ def weights_of(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def has_head(folder: Path) -> bool:
-    """Whether a folder's containers have a head that is no copy of another tensor. The errors of
-    `df11.open`.
+    """Whether a folder's containers, or the file beside them, have a head that is no copy of an
+    embedding. The errors of `df11.open`.
     """
-    model = open_folder(folder)
-    heads = [name for name in model if name.endswith("lm_head.weight")]
-    others = {model[name].hash for name in model if name not in heads} if heads else set()
-    return any(model[name].hash not in others for name in heads)
+    model, beside = open_folder(folder), folder / WEIGHTS
+    if beside.is_file():
+        with safe_open(beside, framework="pt") as file:
+            if any(name.endswith(_HEAD) for name in file.keys()):  # noqa: SIM118
+                return True
+    heads = {model[name].hash for name in model if name.endswith(_HEAD)}
+    embeddings = {model[name].hash for name in model if "embed" in name or "wte" in name}
+    return not heads <= embeddings
 
 
 def wrap_pulling() -> None:

@@ -41,11 +41,15 @@ impl Routing {
         Self { places, indices: 0, factors: 0, by: By::Offsets(offsets) }
     }
 
-    /// Gives place i the row of x that the i-th `u32` from this address on names; 0 is none. Not
-    /// with slots.
+    /// Gives place i the row of x that the i-th `u32` from this address on names; 0 is none. Slots
+    /// have their rows, and are refused with others.
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
-        Self { indices, ..self }
+        let by = match self.by {
+            By::Slots { experts, slots, share, .. } => By::Slots { experts, end: 0, slots, share },
+            by @ By::Offsets(_) => by,
+        };
+        Self { indices, by, ..self }
     }
 
     /// Slot s is row s / `share` of x times the expert that the s-th `u32` from `experts` on names.
@@ -95,8 +99,8 @@ impl Routing {
 ///
 /// The routing lies on the device: nothing waits for it, and only matrices of experts that have
 /// places are read. Sums are f32, and each is rounded once. On one GPU the bits of y depend on the
-/// matrix and the row of x: they are the same in every run, whatever other places there are. Keeps
-/// its matrices alive.
+/// matrix, the row of x and the factor: they are the same in every run, whatever other places there
+/// are. Keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -231,13 +235,13 @@ impl GroupedLinear {
     /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor
     /// waits, and can be captured in a graph: a replay uses the offsets and rows at that time. An
     /// expert's matrix is read once for each 16 of its places (8 without compute capability 9.0);
-    /// experts without places cost nothing. Rows of y that are no expert's stay as they are. Starts
+    /// experts without places cost nothing. Rows of y without a place stay as they are. Starts
     /// early and lets the next launch start early like
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, experts that do not
-    /// exist, padding before a slot of its block, and contradictions in what is stored set
-    /// `status`; rows of y then hold anything.
+    /// exist, padding before a slot of its block, blocks of padding alone, and contradictions in
+    /// what is stored set `status`; rows of y then hold anything.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if places or slots are without rows of x, rows
@@ -314,7 +318,9 @@ impl GroupedLinear {
         };
         let items = batches.saturating_mul(strips);
         let rows_of_y = routing.products();
-        if items >= 1 << 31 || [x.rows, rows_of_y].iter().any(|&n| u32::try_from(n).is_err()) {
+        if items >= 1 << 31
+            || [x.rows, rows_of_y, places].iter().any(|&n| u32::try_from(n).is_err())
+        {
             let problem = format!("{places} places, {rows_of_y} products, {} rows of x", x.rows);
             return refuse(problem, "multiply fewer at once");
         }
