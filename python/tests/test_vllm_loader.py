@@ -87,6 +87,14 @@ def test_a_tied_head_in_another_shard(folders: Folders, is_same: bool, tmp_path:
         assert config.hf_config.tie_word_embeddings == (is_same or not knows)
 
 
+def test_a_head_beside_containers_is_one(folders: Folders, tmp_path: Path) -> None:
+    folder = copy(folders.df11("llama-tied"), tmp_path / "beside")
+    save_file({"norm.weight": torch.zeros(2)}, folder / WEIGHTS)
+    assert not has_head(folder)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, folder / WEIGHTS)
+    assert has_head(folder)
+
+
 def test_a_stray_container_beside_bf16_is_left_out(
     folders: Folders, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
