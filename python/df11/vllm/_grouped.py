@@ -230,10 +230,11 @@ class _Products:
     ) -> _OneProduct:
         """vLLM looks at the number of experts. Nothing reads those after the first."""
         (up, hidden), (width, inner) = self.shapes
-        weights = [x.new_empty(self.experts, *shape) for shape in self.shapes]
-        for weight, given in zip(weights, (w13, second and second[1]), strict=True):
-            if given is not None:
-                weight[0] = given
+        w1, w2 = (x.new_empty(self.experts, *shape) for shape in self.shapes)
+        if w13 is not None:
+            w1[0] = w13
+        if second is not None:
+            w2[0] = second[1]
         runner = _OneProduct(*self.config)
         runner.x = x.new_empty(0) if second is None else second[0]
         ids = torch.zeros(tokens, self.chosen, dtype=torch.int32, device=x.device)
@@ -241,7 +242,8 @@ class _Products:
         runner.apply(
             x.new_empty(tokens, width),
             x,
-            *weights,
+            w1,
+            w2,
             _factors(slots, x.device).view(tokens, self.chosen),
             ids,
             self.activation,
