@@ -48,7 +48,7 @@ impl FloatSplit {
         SPLITS.iter().find(|(of, _)| *of == dtype).map_or(&[], |(_, splits)| splits)
     }
 
-    /// The split of a dtype with so many zero bits, if `float` allows it.
+    /// The split of a dtype with this many zero bits, if `float` allows it.
     pub fn of(dtype: Dtype, zero_bits: u64) -> Option<Self> {
         let splits = Self::all_of(dtype).iter();
         splits.copied().find(|split| u64::from(split.zero_bits()) == zero_bits)

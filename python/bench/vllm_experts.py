@@ -31,7 +31,6 @@ from vllm.distributed import init_distributed_environment, initialize_model_para
 from vllm.model_executor.layers import fused_moe
 from vllm.v1.worker.workspace import init_workspace_manager
 
-from df11._dispatch import dense
 from df11.vllm import register
 from df11.vllm._config import Df11Config
 
@@ -73,8 +72,8 @@ def measure(shape: str, tokens: list[int], rounds: int, out: Path | None) -> Non
         layers: dict[str, Callable[..., Any]] = {
             "bf16": original.quant_method.apply,
             "exact": packed.quant_method.apply,
-            "kernels": partial(multiplied, packed, False),
-            "decoded": partial(multiplied, packed, True),
+            "kernels": partial(multiplied, False),
+            "decoded": partial(multiplied, True),
         }
         of = {"bf16": original, "exact": packed, "kernels": packed, "decoded": packed}
         ready = {
@@ -127,22 +126,10 @@ def replay(
 
 
 def multiplied(
-    packed: Any, decodes: bool, layer: Any, x: torch.Tensor, weights: Any, ids: Any, *_: Any
-) -> Any:
-    w13, w2 = layer.w13_weight, layer.w2_weight
-    return packed.quant_method.kernel.apply(
-        hidden_states=x,
-        w1=dense(w13) if decodes else w13,
-        w2=dense(w2) if decodes else w2,
-        topk_weights=weights,
-        topk_ids=ids,
-        activation=layer.activation,
-        apply_router_weight_on_input=layer.apply_router_weight_on_input,
-        global_num_experts=layer.global_num_experts,
-        expert_map=layer.expert_map,
-        shared_experts=None,
-        shared_experts_input=None,
-    )
+    decodes: bool, layer: Any, x: torch.Tensor, weights: Any, ids: Any, *_: Any
+) -> torch.Tensor:
+    done: torch.Tensor = layer.quant_method.run(layer, x, weights, ids, decodes)
+    return done
 
 
 if __name__ == "__main__":

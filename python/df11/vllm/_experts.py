@@ -153,13 +153,19 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
             return self.on_cpu.apply(layer, x, topk_weights, topk_ids)
         if self.kernel is None:
             return self._multiply(layer, x, topk_weights, topk_ids)
-        weights = layer.w13_weight, layer.w2_weight
-        if not self.is_grouped or not self.multiplies(layer, len(x), topk_ids.shape[1]):
-            weights = dense(weights[0]), dense(weights[1])
+        decodes = not self.is_grouped or not self.multiplies(layer, len(x), topk_ids.shape[1])
+        return self.run(layer, x, topk_weights, topk_ids, decodes)
+
+    def run(
+        self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, decodes: bool
+    ) -> Tensor:
+        """As `apply` on a GPU, by compressed experts or by decoded ones."""
+        assert self.kernel is not None
+        w13, w2 = layer.w13_weight, layer.w2_weight
         return self.kernel.apply(
             hidden_states=x,
-            w1=weights[0],
-            w2=weights[1],
+            w1=dense(w13) if decodes else w13,
+            w2=dense(w2) if decodes else w2,
             topk_weights=topk_weights,
             topk_ids=topk_ids,
             activation=layer.activation,

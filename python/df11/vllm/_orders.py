@@ -25,8 +25,8 @@ logger = init_logger("vllm.plugins.df11")
 #: The most requests for which products with a vocabulary are measured; no graph holds these.
 _MOST_REQUESTS = 256
 _NAMED = 4
-#: Bytes in BF16 up to which a weight stays BF16 if products with it would have to decode it.
-#: That takes longer than to read it, and saves nothing.
+#: Bytes in BF16 up to which a weight stays BF16 if products with it would have to decode it:
+#: decoding takes longer than reading it.
 _SMALL = 1 << 20
 
 
