@@ -166,12 +166,10 @@ class ExpertOrders:
         self, moe: FusedMoEConfig, numbers: FusedMoEQuantConfig, layer: Any, chosen: int
     ) -> None:
         """`chosen`: how many experts each token chooses."""
+        self.config, self.activation = (moe, numbers), layer.activation
         w13, w2 = layer.w13_weight, layer.w2_weight
-        self.device, self.chosen = w13.device, chosen
+        self.device, self.experts, self.chosen = w13.device, len(w13), chosen
         self.shapes = [tuple(weight.shape[1:]) for weight in (w13, w2)]
-        self.experts = len(w13)
-        make = _Products(moe, numbers, layer.activation, self.experts, chosen, *self.shapes)
-        self.products = [make.framework(0), make.framework(1)]
         self._known: dict[int, bool] = {}
 
     def prepare(self, tokens: Iterable[int]) -> list[bool]:
@@ -179,8 +177,8 @@ class ExpertOrders:
         wanted = list(tokens)
         counts = wanted, [count * self.chosen for count in wanted]
         orders = [
-            prepare(self.device, shape, rows, False, *product)
-            for shape, rows, product in zip(self.shapes, counts, self.products, strict=True)
+            prepare(self.device, self.shapes[which], rows, False, *self._products(which))
+            for which, rows in enumerate(counts)
         ]
         both = [one.splits == other.splits == 1 for one, other in zip(*orders, strict=True)]
         self._known |= zip(wanted, both, strict=True)
@@ -193,24 +191,8 @@ class ExpertOrders:
             self.prepare([tokens])
         return self._known[tokens]
 
-
-class _Products:
-    """vLLM's two products with experts, and the kernels', for `_order`."""
-
-    def __init__(
-        self,
-        moe: FusedMoEConfig,
-        numbers: FusedMoEQuantConfig,
-        activation: Any,
-        experts: int,
-        chosen: int,
-        first: tuple[int, int],
-        second: tuple[int, int],
-    ) -> None:
-        self.config, self.activation = (moe, numbers), activation
-        self.experts, self.chosen, self.shapes = experts, chosen, (first, second)
-
-    def framework(self, which: int) -> tuple[Framework, Kernels]:
+    def _products(self, which: int) -> tuple[Framework, Kernels]:
+        """One of vLLM's two products with experts, and the kernels'."""
         of_others = f"{self.experts} experts of {self.shapes}, {self.chosen} chosen"
         name = f"product {which} with {of_others}, {_version()}"
         multiply = self._first if which == 0 else self._second
