@@ -77,19 +77,39 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
     df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
-// The previous launch writes the router's result, so this one waits for it first.
-extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
-    df11_linear_grouped(const __grid_constant__ GroupedLaunch launch) {
+// The previous launch writes the router's result, so this one waits for it first. ROWS: the most
+// places of one expert that a block multiplies at once.
+template <u32 ROWS>
+__device__ __forceinline__ void multiply_experts(const GroupedLaunch& launch) {
     __shared__ u32 batches[MOST_EXPERTS + 1];
     wait_for_launch_before();
-    const Grouped work = {launch, batches};
+    const Grouped<ROWS> work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
     if constexpr (HOPPER)
-        linear_few(FewGrouped(launch, batches));
+        linear_few(FewGrouped<ROWS>(launch, batches));
     else
-        linear_fast<GROUPED_ROWS / 8>(work);
+        linear_fast<ROWS / 8>(work);
 }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    df11_linear_grouped_8(const __grid_constant__ GroupedLaunch launch) {
+    multiply_experts<8>(launch);
+}
+#else
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    df11_linear_grouped_16(const __grid_constant__ GroupedLaunch launch) {
+    multiply_experts<16>(launch);
+}
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    df11_linear_grouped_32(const __grid_constant__ GroupedLaunch launch) {
+    multiply_experts<32>(launch);
+}
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    df11_linear_grouped_64(const __grid_constant__ GroupedLaunch launch) {
+    multiply_experts<64>(launch);
+}
+#endif
 // Matrices in tiles as stored: TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
     df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
@@ -171,13 +191,13 @@ struct Constants {
         u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
                              WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
     } agreed;
-    // df11_linear_fast_{8,16}; df11_linear_grouped; df11_linear_order_{8,16,32,64}.
+    // df11_linear_fast_{8,16}; df11_linear_grouped_*; df11_linear_order_{8,16,32,64}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
     u32 grouped_threads = GROUPED_THREADS;
-    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(GROUPED_ROWS);
-    u32 grouped_rows = GROUPED_ROWS;
+    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(8);
+    u32 grouped_rows[3] = {HOPPER ? 16 : 8, HOPPER * 32, HOPPER * 64};
     u32 order_threads = HOPPER * FEW_THREADS;
     u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;

@@ -140,10 +140,13 @@ __device__ __forceinline__ void add_slices(const Shared& work, const Range& at, 
         store_product(work, at, i / STRIP_ROWS, i % STRIP_ROWS, sum);
     }
 }
-template <u32 GROUP>
-__device__ inline void add_slices(const Grouped&, const Range&, u32, u32) {}
+template <u32 GROUP, u32 ROWS>
+__device__ inline void add_slices(const Grouped<ROWS>&, const Range&, u32, u32) {}
 __device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
-__device__ inline float* partials_of(const Grouped&) { return nullptr; }
+template <u32 ROWS>
+__device__ inline float* partials_of(const Grouped<ROWS>&) {
+    return nullptr;
+}
 
 // Turns the warps' sums of an item into y, or into a slice's part of it.
 template <u32 EIGHTS, class Work>

@@ -182,6 +182,7 @@ struct FewPieces {
 template <u32 ROWS>
 struct FewShared {
     static constexpr bool BOXES = true;
+    static constexpr bool SPLITS = true;  // whether a matrix may have several
     static constexpr u32 BANDS = (ROWS + FEW_BAND - 1) / FEW_BAND, EIGHTS = ROWS / BANDS / 8;
     static constexpr u32 X_ALIGNED = 1024;
     // Bytes of a split's x in a stage; from one block to the next; from eight rows to the next
@@ -238,28 +239,33 @@ struct FewShared {
 };
 
 // Experts, each with its own rows of x. Rows lie anywhere, so each has a copy of its own.
-struct FewGrouped : Grouped {
+template <u32 ROWS>
+struct FewGrouped : Grouped<ROWS> {
     static constexpr bool BOXES = false;
-    static constexpr u32 BANDS = 1, EIGHTS = GROUPED_ROWS / 8, X_ALIGNED = 128;
+    static constexpr bool SPLITS = false;
+    static constexpr u32 BANDS = (ROWS + FEW_BAND - 1) / FEW_BAND, EIGHTS = ROWS / BANDS / 8;
+    static constexpr u32 X_ALIGNED = 128;
     static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // no bank conflicts within a load
-    static constexpr u32 X_BYTES = GROUPED_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
+    static constexpr u32 X_BYTES = ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
+    using Base = Grouped<ROWS>;
+    using Base::launch;
     u32 units, each_, more_;
     // Call it after the batches are counted.
-    __device__ FewGrouped(const GroupedLaunch& l, const u32* b) : Grouped{l, b} {
-        each_ = items() / gridDim.x;
-        more_ = items() - each_ * gridDim.x;
-        units = max(min(each_ + (more_ > 0), FEW_UNITS), 1);
+    __device__ FewGrouped(const GroupedLaunch& l, const u32* b) : Base{l, b} {
+        each_ = Base::items() / gridDim.x;
+        more_ = Base::items() - each_ * gridDim.x;
+        units = max(min(each_ + (more_ > 0), FEW_UNITS / BANDS), 1);
     }
     __device__ u32 unit_count() const { return units; }
     __device__ u32 x_count() const { return 1; }
     __device__ u32 each() const { return each_; }
     __device__ u32 more() const { return more_; }
     __device__ void find(u32 strip, u32 end, FewPiece& piece) const {
-        const Range at = range(strip);
-        const LinearMatrix m = matrix(at);
+        const Range at = Base::range(strip);
+        const LinearMatrix m = Base::matrix(at);
         piece.whole_columns = m.whole_columns;
         piece.first_strip = at.strip;
-        piece.left = min(strips() - at.strip, end - strip);
+        piece.left = min(Base::strips() - at.strip, end - strip);
         piece.data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
@@ -278,13 +284,13 @@ struct FewGrouped : Grouped {
     __device__ const u16* x(const FewPiece& piece, u32 row) const {
         Range at = {};
         at.first_row = piece.x_first;
-        return Grouped::x(at, row);
+        return Base::x(at, row);
     }
     __device__ float bias(const FewPiece&, u32) const { return 0; }
     __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float) const {
         Range at = {};
         at.first_row = piece.x_first;
-        y(at, x_row)[row] = round_to_bf16(scale(at, x_row, sum));
+        Base::y(at, x_row)[row] = round_to_bf16(Base::scale(at, x_row, sum));
     }
     __device__ static u32 x_place(u32 lane) { return lane % 8 * X_PITCH + lane / 8 * 16; }
     __device__ static u32 second(u32 place) { return place + 64; }
@@ -555,7 +561,7 @@ struct FewAsking {
     const Work& work;
     u32 lane, blocks, steps;  // blocks of 64 columns, steps of 32
     u64 policy;
-    const u16* row;  // for experts: row `lane` of x
+    const u16* rows[Work::BANDS];  // for experts: rows `lane` of each band of x
 
     __device__ FewAsking(const Work& w, u32 lane_)
         : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
@@ -625,22 +631,28 @@ struct FewAsking {
         __syncwarp();
         arrive_expecting_once(ring.full, boxes * Work::X_BYTES);
     }
-    // Requests row `lane` of x.
+    // Requests rows `lane` of each band of x.
     __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
                                  const FewRing<Work>& ring) const {
         const u32 full = ring.full, block = piece.first_block + stage * FEW_BLOCKS;
         const u32 first_column = block * FEW_COLUMNS, last = min(blocks, block + FEW_BLOCKS);
         const u32 count = min(last * FEW_COLUMNS, work.launch.columns) - first_column;
-        const u32 to = ring.place + ring.x + lane * FewGrouped::X_PITCH;
-        const bool mine = lane < piece.x_rows;
+        const u32 to = ring.place + ring.x + lane * Work::X_PITCH;
         const u32 bytes = has_aligned_x(work.launch) ? count * 2 : 0;
-        if (mine && bytes < (last - block) * 128)
-            copy_row_slowly(row + first_column, count, bytes, to);
+#pragma unroll
+        for (u32 i = 0; i < Work::BANDS; i++)
+            if (i * FEW_BAND + lane < piece.x_rows && bytes < (last - block) * 128)
+                copy_row_slowly(rows[i] + first_column, count, bytes,
+                                to + i * FEW_BAND * Work::X_PITCH);
         if (WIDE_ARRIVALS > 1) arrive(full);
         __syncwarp();
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
-        if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
+#pragma unroll
+        for (u32 i = 0; i < Work::BANDS; i++)
+            if (i * FEW_BAND + lane < piece.x_rows && bytes)
+                copy_bulk_to_all<1>(to + i * FEW_BAND * Work::X_PITCH, rows[i] + first_column,
+                                    bytes, full);
     }
     // Requests the weights of units `number` and `number` + FEW_ASKING, before the previous launch
     // has ended. The warps share each stage: if they took turns, the first stage would come as late
@@ -685,7 +697,10 @@ struct FewAsking {
         u32 place = 0;
         for (; exists; exists = pieces.next()) {
             const FewPiece& piece = pieces.piece;
-            if constexpr (!Work::BOXES) row = work.x(piece, min(lane, max(piece.x_rows, 1) - 1));
+            if constexpr (!Work::BOXES)
+#pragma unroll
+                for (u32 i = 0; i < Work::BANDS; i++)
+                    rows[i] = work.x(piece, min(i * FEW_BAND + lane, max(piece.x_rows, 1) - 1));
 #pragma unroll 1
             for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next()) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);
@@ -1012,7 +1027,7 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         }
         release(ring.table_empty(number), lane);
         if (!piece.is_last_part()) continue;
-        if (piece.all_splits > 1)
+        if (Work::SPLITS && piece.all_splits > 1)
             add_splits(work, chain, piece, ring, unit, threads, active);
         else if (active)
             chain.store(work, piece.first_strip + unit);

@@ -255,15 +255,17 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
 //   offsets[e] <= i < offsets[e + 1].
 // - With `blocks`, `slots` slots have an expert each, and slot s gives row s of y: row s / share of
 //   x times the expert's matrix. Without x_index, place i is slot i, and blocks[i] its expert. With
-//   it, places come in blocks of GROUPED_ROWS: the expert of block b is blocks[b], and place i is
-//   slot x_index[i]; indices of `slots` or more pad the end of a block that has slots. vLLM's
-//   operator moe_align_block_size writes such lists. The rows of y of expert NO_EXPERT are 0.
+//   it, places come in blocks of as many as the kernel's name says: the expert of block b is
+//   blocks[b], and place i is slot x_index[i]; indices of `slots` or more pad the end of a block
+//   that has slots. vLLM's operator moe_align_block_size writes such lists. The rows of y of expert
+//   NO_EXPERT are 0.
 //
 // Sums are multiplied by the factor of their row of y, if there are factors, and then rounded.
-// The kernel reads only the matrices of experts that have places. df11_linear_grouped takes this
-// one argument by value, in any number of blocks; df11_linear_constants gives the threads, the
-// dynamic shared memory and GROUPED_ROWS. The bits of y depend only on the matrix, the row of x and
-// the factor.
+// The kernels read only the matrices of experts that have places, once for each 16, 32 or 64 of an
+// expert's places: df11_linear_grouped_{16,32,64}, or df11_linear_grouped_8 without compute
+// capability 9.0. Each takes this one argument by value, in any number of blocks;
+// df11_linear_constants gives the threads and the dynamic shared memory. The bits of y depend only
+// on the matrix, the row of x and the factor.
 constexpr u32 MOST_EXPERTS = 1024;
 constexpr u32 NO_EXPERT = ~0u;
 struct alignas(16) GroupedLaunch {

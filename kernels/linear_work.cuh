@@ -74,8 +74,8 @@ struct Shared {
 };
 
 // Experts, each with its own rows of x. batches[e], in shared memory: batches of all experts before
-// e, each of up to GROUPED_ROWS places.
-constexpr u32 GROUPED_ROWS = HOPPER ? 16 : 8;
+// e, each of up to ROWS places.
+template <u32 ROWS>
 struct Grouped {
     const GroupedLaunch& launch;
     const u32* batches;
@@ -109,7 +109,7 @@ struct Grouped {
     }
     // The expert of a place with blocks.
     __device__ u32 expert(u32 place) const {
-        return __ldg(launch.blocks + (launch.x_index ? place / GROUPED_ROWS : place));
+        return __ldg(launch.blocks + (launch.x_index ? place / ROWS : place));
     }
     __device__ float scale(const Range& at, u32 row, float sum) const {
         if (launch.blocks && expert(at.first_row + row) == NO_EXPERT) return 0;
@@ -126,9 +126,8 @@ struct Grouped {
     __device__ void count_batches(u32* to) const {
         if (threadIdx.x >= LANES) return;
         if (launch.blocks) {
-            const u32 count = launch.x_index
-                                  ? min(__ldg(launch.end), launch.places) / GROUPED_ROWS
-                                  : launch.places;
+            const u32 count =
+                launch.x_index ? min(__ldg(launch.end), launch.places) / ROWS : launch.places;
             if (threadIdx.x == 0) to[launch.experts] = count;
             return;
         }
@@ -138,7 +137,7 @@ struct Grouped {
             u32 count = 0;
             if (expert < launch.experts) {
                 const u32 first = place(expert), end = place(expert + 1);
-                count = (max(end, first) - first + GROUPED_ROWS - 1) / GROUPED_ROWS;
+                count = (max(end, first) - first + ROWS - 1) / ROWS;
                 if (end < first || __ldg(launch.offsets + expert + 1) > launch.places)
                     atomicOr(launch.status, STATUS_INDEX);
             }
@@ -148,21 +147,28 @@ struct Grouped {
         }
         if (threadIdx.x == 0) to[launch.experts] = before;
     }
-    // The expert and the places of a batch that is a block, or a single place.
+    // The expert and the places of a batch that is a block, or a single place. All lanes of a warp
+    // call it together.
     __device__ void find_block(u32 batch, Range& at) const {
         at.matrix = __ldg(launch.blocks + batch);
         at.first_row = batch, at.rows = 1;
         u32 problems = at.matrix < launch.experts || at.matrix == NO_EXPERT ? 0 : STATUS_INDEX;
         if (at.matrix >= launch.experts) at.matrix = 0;  // any one: its sums are not used
         if (launch.x_index) {
-            at.first_row = batch * GROUPED_ROWS;
-            u32 valid = 0;
+            at.first_row = batch * ROWS, at.rows = 0;
+            bool ends = false;
 #pragma unroll
-            for (u32 i = 0; i < GROUPED_ROWS; i++)
-                valid |= u32(index(at.first_row + i) < launch.slots) << i;
-            at.rows = __ffs(~valid) - 1;
-            // Padding is not at the end, or everywhere.
-            if (valid >> at.rows || at.rows == 0) problems = STATUS_INDEX;
+            for (u32 first = 0; first < ROWS; first += LANES) {
+                const u32 i = first + threadIdx.x % LANES;
+                const bool is_slot = i < ROWS && index(at.first_row + i) < launch.slots;
+                const u32 slots = __ballot_sync(ALL_LANES, is_slot);
+                const u32 begin = ~slots ? __ffs(~slots) - 1 : LANES;  // of padding
+                // Padding is not at the end.
+                if ((ends && slots) || (begin < LANES && slots >> begin)) problems = STATUS_INDEX;
+                if (!ends) at.rows += begin;
+                ends = ends || begin < LANES;
+            }
+            if (at.rows == 0) problems = STATUS_INDEX;
         }
         if (problems) atomicOr(launch.status, problems);
     }
@@ -186,8 +192,8 @@ struct Grouped {
                 high = middle;
         }
         at.matrix = low;
-        at.first_row = place(low) + (batch - batches[low]) * GROUPED_ROWS;
-        at.rows = min(place(low + 1) - at.first_row, GROUPED_ROWS);
+        at.first_row = place(low) + (batch - batches[low]) * ROWS;
+        at.rows = min(place(low + 1) - at.first_row, ROWS);
         return at;
     }
 };

@@ -404,13 +404,18 @@ struct Experts {
 static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x_rows,
                                 const u32* index, const u32* offsets, u32 experts, u32 places,
                                 const LinearMatrix* matrices, u32 rows, u32 columns, u16* y) {
-    return {x,        pitch,  index,   offsets, matrices, y,       rows,
-            c.status, x_rows, columns, rows,    places,   experts, {}};
+    GroupedLaunch l = {};
+    l.x = x, l.x_pitch = pitch, l.x_index = index, l.offsets = offsets, l.matrices = matrices;
+    l.y = y, l.y_pitch = rows, l.status = c.status, l.share = 1;
+    l.x_rows = x_rows, l.columns = columns, l.rows = rows, l.places = places, l.experts = experts;
+    return l;
 }
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
+    const void* compiled_in = (const void*)df11_linear_grouped_16;
+    const char* name = ring ? "df11_linear_grouped_8" : "df11_linear_grouped_16";
     const u32 shared = ring ? linear_shared_bytes(1) : FEW_GROUPED_BYTES;
     const u32 threads = ring ? LINEAR_WARPS * LANES : FEW_THREADS;
-    launch_kernel(KERNEL(df11_linear_grouped), sm_count(), threads, shared, l, stream);
+    launch_kernel(kernel_of(name, compiled_in), sm_count(), threads, shared, l, stream);
 }
 template <class Form>
 static void gather(const Context& c, const Form& f, const void* indices, u32 count, u32 wide,

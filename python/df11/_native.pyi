@@ -627,8 +627,10 @@ class Grouped:
         """
     keeps_order: Final[bool]
     """Whether each product adds in the order of one split (`Linear.keeps_order`)."""
-    block_places: Final[int]
-    """Places of a block of `multiply_slots`."""
+    def block_places(self, slots: int) -> int:
+        """The places of a block of `multiply_slots` that are fastest for this many slots. All give
+        the same bits.
+        """
     def multiply(
         self,
         x: int,
@@ -651,16 +653,17 @@ class Grouped:
         x_rows: int,
         experts: int,
         slots: int,
-        blocks: tuple[int, int, int] | None,
+        blocks: tuple[int, int, int, int] | None,
         factors: int,
         y: int,
         stream: int,
     ) -> None:
         """`y[s] = factors[s] * (x[s // share] W[experts[s]]ᵀ)` for each slot s, rounded once. x and
         y are contiguous, and share is `slots // x_rows`. `factors`, of 32 bits, may be 0: none.
-        `blocks`: the addresses of places' slots, how many places there are, and the address of how
-        many count; experts are then those of blocks of `block_places` places, and slots that do not
-        exist pad the end of a block, as vLLM's `moe_align_block_size` writes them.
+        `blocks`: the places of a block, the address of places' slots, how many places there are,
+        and the address of how many count; experts are then those of blocks, and slots that do not
+        exist pad the end of a block, as vLLM's `moe_align_block_size` writes them. Raises
+        `ParameterError` for other places of a block than `block_places` may name.
         """
 
 @final

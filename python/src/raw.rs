@@ -95,9 +95,8 @@ impl Grouped {
         self.inner.keeps_order()
     }
 
-    #[getter]
-    fn block_places(&self) -> u64 {
-        self.inner.block_places()
+    fn block_places(&self, slots: u64) -> u64 {
+        self.inner.block_places(slots)
     }
 
     #[expect(clippy::too_many_arguments, reason = "addresses by name")]
@@ -128,15 +127,15 @@ impl Grouped {
         x_rows: u64,
         experts: u64,
         slots: u64,
-        blocks: Option<(u64, u64, u64)>,
+        blocks: Option<(u64, u64, u64, u64)>,
         factors: u64,
         y: u64,
         stream: usize,
     ) -> PyResult<()> {
         let share = slots.checked_div(x_rows).unwrap_or(0);
         let mut routing = Routing::slots(experts, slots, share).factors(factors);
-        if let Some((indices, places, end)) = blocks {
-            routing = routing.in_blocks(indices, places, end);
+        if let Some((each, indices, places, end)) = blocks {
+            routing = routing.in_blocks(each, indices, places, end);
         }
         let (rows, columns) = self.inner.shape();
         let (x, y) = (LinearInput::new(x, x_rows, columns), LinearOutput::new(y, rows));

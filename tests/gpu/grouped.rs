@@ -52,6 +52,14 @@ impl Mixture {
         self.hosts[0].rows
     }
 
+    /// The places that a block may have.
+    fn block_sizes(&self) -> Vec<usize> {
+        let named = |share: u64| self.linear.block_places(share * self.linear.experts()) as usize;
+        let mut sizes: Vec<usize> = (0..=64).map(named).collect();
+        sizes.dedup();
+        sizes
+    }
+
     /// Multiplies into poisoned memory; y with rows of `pitch`, and the status.
     #[expect(unsafe_code, reason = "raw pointers")]
     fn run(&self, stream: &Arc<CudaStream>, call: &Call) -> (Vec<u16>, u32) {
@@ -129,7 +137,7 @@ fn each_place_is_multiplied_by_its_expert() {
         };
         let mut state = 7;
         let some = (0..experts).map(|_| (random(&mut state) % 4) as u32 * 3).collect();
-        let (first, second) = (only(experts - 1, 1), only(experts / 2, 50));
+        let (first, second) = (only(experts - 1, 1), only(experts / 2, 70));
         let counts: [Vec<u32>; 5] = [vec![0; experts], first, second, vec![17; experts], some];
         for (seed, counts) in counts.iter().enumerate() {
             let call = Call::new(&mixture, counts, seed as u64);
@@ -208,6 +216,7 @@ struct Slots<'a> {
 
 /// Lists of `Routing::in_blocks`.
 struct Blocks {
+    each: usize,
     experts: Vec<u32>,
     indices: Vec<u32>,
     end: u32,
@@ -222,8 +231,7 @@ impl<'a> Slots<'a> {
 
     /// As vLLM's operator leaves them: blocks of one expert, padded with the number of slots, and
     /// anything after the end.
-    fn blocks(&self) -> Blocks {
-        let each = self.mixture.linear.block_places() as usize;
+    fn blocks(&self, each: usize) -> Blocks {
         let slots = self.experts.len() as u32;
         let (mut experts, mut indices) = (Vec::new(), Vec::new());
         for expert in 0..self.mixture.hosts.len() as u32 {
@@ -234,7 +242,7 @@ impl<'a> Slots<'a> {
         }
         let end = indices.len() as u32;
         indices.extend([u32::MAX, 0, 1]);
-        Blocks { experts, indices, end }
+        Blocks { each, experts, indices, end }
     }
 
     /// y with rows of `rows + 3`, and the status.
@@ -252,8 +260,9 @@ impl<'a> Slots<'a> {
         let mut routing = Routing::slots(experts.device_ptr(stream).0, slots, share);
         if let (Some(indices), Some(end)) = (&indices, &end) {
             let places = indices.len() as u64;
-            routing =
-                routing.in_blocks(indices.device_ptr(stream).0, places, end.device_ptr(stream).0);
+            let each = blocks.map_or(0, |blocks| blocks.each as u64);
+            let (indices, end) = (indices.device_ptr(stream).0, end.device_ptr(stream).0);
+            routing = routing.in_blocks(each, indices, places, end);
         }
         let routing = routing.factors(factors.as_ref().map_or(0, |all| all.device_ptr(stream).0));
         let input = LinearInput::new(x.device_ptr(stream).0, 9, columns as u64);
@@ -299,10 +308,10 @@ fn slots_are_multiplied_by_their_experts() {
             let slots = Slots::new(&mixture, share, share as u64);
             let expected = slots.by_offsets(&stream);
             assert!(slots.run(&stream, None) == (expected.clone(), 0), "{share} slots each");
-            assert!(
-                slots.run(&stream, Some(&slots.blocks())) == (expected, 0),
-                "{share} in blocks"
-            );
+            for each in mixture.block_sizes() {
+                let found = slots.run(&stream, Some(&slots.blocks(each)));
+                assert!(found == (expected.clone(), 0), "{share}, in blocks of {each}");
+            }
         }
     }
 }
@@ -322,11 +331,13 @@ fn slots_without_an_expert_are_zero() {
     slots.experts.fill(u32::MAX);
     let (y, word) = slots.run(&stream, None);
     assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]));
-    let each = mixture.linear.block_places() as u32;
-    let experts = vec![u32::MAX; 32 / each as usize];
-    let blocks = Blocks { experts, indices: (0..32).collect(), end: 32 };
-    let (y, word) = slots.run(&stream, Some(&blocks));
-    assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]));
+    for each in mixture.block_sizes() {
+        let end = 18_usize.next_multiple_of(each);
+        let experts = vec![u32::MAX; end / each];
+        let blocks = Blocks { each, experts, indices: (0..end as u32).collect(), end: end as u32 };
+        let (y, word) = slots.run(&stream, Some(&blocks));
+        assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]), "{each}");
+    }
 }
 
 /// Sums that f32 holds exactly are multiplied by their factor, and rounded once.
@@ -340,7 +351,10 @@ fn factors_multiply_before_rounding() {
     slots.factors = Some(factors.clone());
     let (y, word) = slots.run(&stream, None);
     assert_eq!(word, 0);
-    assert!(slots.run(&stream, Some(&slots.blocks())) == (y.clone(), 0), "in blocks");
+    for each in mixture.block_sizes() {
+        let found = slots.run(&stream, Some(&slots.blocks(each)));
+        assert!(found == (y.clone(), 0), "in blocks of {each}");
+    }
     let mut rounded_twice = 0;
     for (slot, row) in y.chunks(slots.pitch()).enumerate() {
         let weights = &mixture.hosts[slots.experts[slot] as usize];
@@ -362,8 +376,10 @@ fn hostile_blocks_stay_inside() {
     let slots = Slots::new(&mixture, 2, 1);
     let (expected, _) = slots.run(&stream, None);
     let mut state = 3;
+    let sizes = mixture.block_sizes();
     for round in 0..40 {
-        let mut blocks = slots.blocks();
+        let each = sizes[round / 4 % sizes.len()];
+        let mut blocks = slots.blocks(each);
         let used = blocks.experts.len();
         match round % 4 {
             0 => {
@@ -371,7 +387,7 @@ fn hostile_blocks_stay_inside() {
                 blocks.experts[random(&mut state) as usize % used] = expert;
             }
             1 => blocks.indices[0] = 18 + random(&mut state) as u32 % 1000,
-            2 => blocks.indices[..16].fill(u32::MAX),
+            2 => blocks.indices[..each].fill(u32::MAX),
             _ => blocks.experts.iter_mut().for_each(|expert| *expert = u32::MAX - 1),
         }
         let (y, word) = slots.run(&stream, Some(&blocks));
@@ -382,8 +398,10 @@ fn hostile_blocks_stay_inside() {
     }
     // A number of places past the end of the list counts as the list's length, whose last block is
     // not whole.
-    let beyond = Blocks { end: u32::MAX, ..slots.blocks() };
-    assert!(slots.run(&stream, Some(&beyond)) == (expected, 0));
+    for each in sizes {
+        let beyond = Blocks { end: u32::MAX, ..slots.blocks(each) };
+        assert!(slots.run(&stream, Some(&beyond)) == (expected.clone(), 0), "blocks of {each}");
+    }
 }
 
 /// A replay follows the router as it is then; and the product after it waits for it.

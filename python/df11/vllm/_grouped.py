@@ -35,19 +35,19 @@ class _Slots(NamedTuple):
     """Experts of slots, or of blocks of slots."""
 
     experts: Tensor
-    #: Slots of places, and how many places count; None if `experts` are those of slots.
-    indices: Tensor | None
-    end: Tensor | None
+    #: Places of a block, slots of places, and how many places count; None if `experts` are those of
+    #: slots.
+    blocks: tuple[int, Tensor, Tensor] | None
 
 
 def _sort(topk_ids: Tensor, experts: int, expert_map: Tensor | None, block: int) -> _Slots:
     if expert_map is None and topk_ids.numel() * _SPARSE <= experts:
-        return _Slots(topk_ids.int().contiguous(), None, None)
+        return _Slots(topk_ids.int().contiguous(), None)
     # Slots of other ranks' experts are left out.
     indices, of_blocks, end = moe_align_block_size(
         topk_ids, block, experts, expert_map, ignore_invalid_experts=expert_map is not None
     )
-    return _Slots(of_blocks, indices, end)
+    return _Slots(of_blocks, (block, indices, end))
 
 
 def _multiply(
@@ -55,8 +55,9 @@ def _multiply(
 ) -> None:
     """Writes the products of x, [T, K], for slots of equal shares: y, [S, N]."""
     blocks = None
-    if slots.indices is not None and slots.end is not None:
-        blocks = slots.indices.data_ptr(), slots.indices.numel(), slots.end.data_ptr()
+    if slots.blocks is not None:
+        each, indices, end = slots.blocks
+        blocks = each, indices.data_ptr(), indices.numel(), end.data_ptr()
     scale = 0 if factors is None else factors.data_ptr()
     given = (x.data_ptr(), len(x), slots.experts.data_ptr(), len(y), blocks, scale, y.data_ptr())
     kernels.multiply_slots(*given, raw_stream(x.device.index))
@@ -112,7 +113,8 @@ class CompressedExperts(TritonExperts):
             )
             return
         experts = global_num_experts if expert_map is not None else len(w1)
-        slots = _sort(topk_ids, experts, expert_map, first.block_places)
+        each = first.block_places(topk_ids.numel() * len(w1) // experts)
+        slots = _sort(topk_ids, experts, expert_map, each)
         count, width = topk_ids.numel(), self.adjust_N_for_activation(w1.shape[1], activation)
         up = _cut(workspace2, count, w1.shape[1])
         _multiply(first, hidden_states.contiguous(), slots, None, up)
@@ -249,7 +251,7 @@ class ExpertOrders:
             y = x.new_empty(len(x), self.shapes[which][0])
             ids = torch.zeros(len(x), dtype=torch.int32, device=x.device)
             factors = None if which == 0 else _factors(len(x), x.device)
-            _multiply(kernels, x, _Slots(ids, None, None), factors, y)
+            _multiply(kernels, x, _Slots(ids, None), factors, y)
             return y
 
         return multiply

@@ -30,8 +30,9 @@ pub struct Routing {
 enum By {
     /// The address of the offsets.
     Offsets(CUdeviceptr),
-    /// The address of the experts. `end`: that of the number of places, or 0 without indices.
-    Slots { experts: CUdeviceptr, end: CUdeviceptr, slots: u64, share: u64 },
+    /// The address of the experts. `end`: that of the number of places, or 0 without blocks of
+    /// `each` places.
+    Slots { experts: CUdeviceptr, end: CUdeviceptr, slots: u64, share: u64, each: u64 },
 }
 
 impl Routing {
@@ -46,7 +47,9 @@ impl Routing {
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
         let by = match self.by {
-            By::Slots { experts, slots, share, .. } => By::Slots { experts, end: 0, slots, share },
+            By::Slots { experts, slots, share, each, .. } => {
+                By::Slots { experts, end: 0, slots, share, each }
+            }
             by @ By::Offsets(_) => by,
         };
         Self { indices, by, ..self }
@@ -56,26 +59,29 @@ impl Routing {
     /// An expert is read again for each of its slots, unless they are sorted into
     /// [blocks](Self::in_blocks). Expert 2^32 - 1 (-1) is none, and its rows of the product are 0.
     pub const fn slots(experts: CUdeviceptr, slots: u64, share: u64) -> Self {
-        let by = By::Slots { experts, end: 0, slots, share };
+        let by = By::Slots { experts, end: 0, slots, share, each: 0 };
         Self { places: slots, indices: 0, factors: 0, by }
     }
 
-    /// Sorts slots into blocks of [`GroupedLinear::block_places`] places of one expert: `experts`
-    /// are then those of the blocks, and place i is the slot that the i-th `u32` from `indices` on
-    /// names. Indices that are no slots pad the end of a block. `end`: address of the number of
-    /// places that count, a `u32`; there is memory for `places`. vLLM's operator
-    /// `moe_align_block_size` writes such lists.
+    /// Sorts slots into blocks of `each` places of one expert, as many as
+    /// [`GroupedLinear::block_places`] says: `experts` are then those of the blocks, and place i is
+    /// the slot that the i-th `u32` from `indices` on names. Indices that are no slots pad the end
+    /// of a block. `end`: address of the number of places that count, a `u32`; there is memory for
+    /// `places`. vLLM's operator `moe_align_block_size` writes such lists.
     #[must_use]
-    pub const fn in_blocks(self, indices: CUdeviceptr, places: u64, end: CUdeviceptr) -> Self {
-        match self.by {
-            By::Slots { experts, slots, share, .. } => {
-                Self { places, indices, by: By::Slots { experts, end, slots, share }, ..self }
-            }
+    pub const fn in_blocks(
+        self,
+        each: u64,
+        indices: CUdeviceptr,
+        places: u64,
+        end: CUdeviceptr,
+    ) -> Self {
+        let (experts, slots, share) = match self.by {
+            By::Slots { experts, slots, share, .. } => (experts, slots, share),
             // `check` refuses a share of 0.
-            By::Offsets(experts) => {
-                Self { by: By::Slots { experts, end, slots: places, share: 0 }, ..self }
-            }
-        }
+            By::Offsets(experts) => (experts, places, 0),
+        };
+        Self { places, indices, by: By::Slots { experts, end, slots, share, each }, ..self }
     }
 
     /// Multiplies row i of the product, before it is rounded, by the i-th `f32` from this address
@@ -144,7 +150,8 @@ pub struct GroupedLinear {
     rows: u64,
     count: u64,
     keeps_order: bool,
-    block_places: u64,
+    /// The places that a block may have.
+    blocks: Vec<u64>,
 }
 
 impl GroupedLinear {
@@ -162,7 +169,7 @@ impl GroupedLinear {
             return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
         };
         let device = first.device();
-        let (keeps_order, block_places) = device.linear_kernels()?.check_grouped()?;
+        let (keeps_order, blocks) = device.linear_kernels()?.check_grouped()?;
         for expert in experts {
             check_pair(first, expert)?;
             let (rows, others, name) = (first.row_count(), expert.row_count(), expert.name());
@@ -179,7 +186,7 @@ impl GroupedLinear {
         let table = Buffer::of(device.copies(), &table)?;
         let (rows, count) = (first.row_count(), experts.len() as u64);
         let matrices = experts.to_vec();
-        Ok(Self { matrices, table: Some(table), rows, count, keeps_order, block_places })
+        Ok(Self { matrices, table: Some(table), rows, count, keeps_order, blocks })
     }
 
     /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
@@ -194,7 +201,7 @@ impl GroupedLinear {
             let problem = format!("{count} experts, {:?}", matrix.residence());
             return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
         }
-        let (keeps_order, block_places) = matrix.device().linear_kernels()?.check_grouped()?;
+        let (keeps_order, blocks) = matrix.device().linear_kernels()?.check_grouped()?;
         let all = matrix.row_count();
         let rows = all.checked_div(count).filter(|&rows| rows > 0 && rows * count == all);
         let Some(rows) = rows.filter(|rows| count == 1 || rows.is_multiple_of(STRIP_ROWS)) else {
@@ -202,7 +209,7 @@ impl GroupedLinear {
             return refuse(problem, "take as many as begin on multiples of 32 rows");
         };
         let matrices = vec![matrix.clone()];
-        Ok(Self { matrices, table: None, rows, count, keeps_order, block_places })
+        Ok(Self { matrices, table: None, rows, count, keeps_order, blocks })
     }
 
     /// The number of experts.
@@ -222,9 +229,11 @@ impl GroupedLinear {
         (self.rows, self.matrices[0].column_count())
     }
 
-    /// The places of a block of [`Routing::in_blocks`]: 16, or 8 without compute capability 9.0.
-    pub fn block_places(&self) -> u64 {
-        self.block_places
+    /// The places of a block ([`Routing::in_blocks`]) that are fastest for this many slots: 16, 32
+    /// or 64, or 8 without compute capability 9.0. All give the same bits.
+    pub fn block_places(&self, slots: u64) -> u64 {
+        let fits = |each: &&u64| slots <= self.count * **each / 2;
+        *self.blocks.iter().find(fits).unwrap_or(&self.blocks[self.blocks.len() - 1])
     }
 
     /// The GPU on which they lie.
@@ -234,8 +243,8 @@ impl GroupedLinear {
 
     /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor
     /// waits, and can be captured in a graph: a replay uses the offsets and rows at that time. An
-    /// expert's matrix is read once for each 16 of its places (8 without compute capability 9.0);
-    /// experts without places cost nothing. Rows of y without a place stay as they are. Starts
+    /// expert's matrix is read once for each block of its places, of as many as
+    /// [`block_places`](Self::block_places) says; experts without places cost nothing. Rows of y without a place stay as they are. Starts
     /// early and lets the next launch start early like
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
@@ -277,7 +286,12 @@ impl GroupedLinear {
         };
         let (offsets, blocks, end, slots, share) = match routing.by {
             By::Offsets(offsets) => (offsets, 0, 0, 0, 1),
-            By::Slots { experts, end, slots, share } => (0, experts, end, slots, share),
+            By::Slots { experts, end, slots, share, .. } => (0, experts, end, slots, share),
+        };
+        let each = match routing.by {
+            By::Offsets(_) => self.block_places(routing.places),
+            By::Slots { end: 0, .. } => self.blocks[0],
+            By::Slots { each, .. } => each,
         };
         let launch = GroupedLaunch {
             x: x.pointer,
@@ -304,7 +318,7 @@ impl GroupedLinear {
         // SAFETY: `self` keeps the arrays of as many matrices, all with these rows and columns;
         // counts are at most what `check` allows; the kernel follows neither offsets nor indices
         // out of x and y; the rest is the caller's promise.
-        unsafe { self.device().linear_kernels()?.multiply_grouped(stream, &launch) }
+        unsafe { self.device().linear_kernels()?.multiply_grouped(stream, each, &launch) }
     }
 
     fn check(&self, x: &LinearInput, routing: &Routing, y: &LinearOutput) -> Result<()> {
@@ -332,7 +346,7 @@ impl GroupedLinear {
                 }
                 offsets
             }
-            By::Slots { experts, end, slots, share } => {
+            By::Slots { experts, end, slots, share, each } => {
                 if slots.div_ceil(share.max(1)) > x.rows || !(1..1 << 32).contains(&share) {
                     let problem = format!("{slots} slots, {share} per row of {} of x", x.rows);
                     return refuse(problem, "give x a row for every `share` slots");
@@ -340,6 +354,10 @@ impl GroupedLinear {
                 if (indices == 0) != (end == 0) {
                     let problem = "blocks without indices or their number, or rows of slots";
                     return refuse(problem, "use Routing::in_blocks, and no rows");
+                }
+                if end != 0 && !self.blocks.contains(&each) {
+                    let problem = format!("blocks of {each} places");
+                    return refuse(problem, "take as many as GroupedLinear::block_places says");
                 }
                 experts | end
             }

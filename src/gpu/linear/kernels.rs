@@ -43,7 +43,7 @@ struct Constants {
     fast_bytes: [u32; 2],
     grouped_threads: u32,
     grouped_bytes: u32,
-    grouped_rows: u32,
+    grouped_rows: [u32; 3],
     /// For the order of a plan of the sum; 0 if compiled for another target.
     order_threads: u32,
     order_bytes: u32,
@@ -103,9 +103,8 @@ pub(in crate::gpu) struct LinearKernels {
     pub(super) tiles: TileKernels,
     /// Kernels for more rows by matrices as stored, if this GPU has them.
     pub(super) decoded: Option<DecodedKernels>,
-    grouped: Multiply,
-    /// Most places of one expert that a block multiplies at once.
-    grouped_rows: u32,
+    /// Kernels for experts, each with the most places of one that a block multiplies at once.
+    grouped: Vec<(u64, Multiply)>,
     count: CudaFunction,
     scan: CudaFunction,
     pack: CudaFunction,
@@ -156,8 +155,12 @@ impl LinearKernels {
         let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
         let function = |name| module.function(name);
         let Constants { grouped_threads, grouped_bytes, grouped_rows, .. } = constants;
-        let grouped = function("grouped")?;
-        let grouped = Multiply::prepare(grouped, grouped_threads, grouped_bytes, others)?;
+        let mut grouped = Vec::new();
+        for rows in grouped_rows.into_iter().filter(|&rows| rows > 0) {
+            let kernel = module.function(&format!("grouped_{rows}"))?;
+            let kernel = Multiply::prepare(kernel, grouped_threads, grouped_bytes, others)?;
+            grouped.push((rows.into(), kernel));
+        }
         let count = function("count")?;
         let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
@@ -166,7 +169,6 @@ impl LinearKernels {
             tiles,
             decoded,
             grouped,
-            grouped_rows,
             count,
             scan: function("scan")?,
             pack: function("pack")?,
@@ -180,13 +182,13 @@ impl LinearKernels {
         })
     }
 
-    /// Checks that the kernel that multiplies by experts fits this GPU; returns whether it keeps
-    /// the order of one split, and the places of its blocks.
-    pub(super) fn check_grouped(&self) -> Result<(bool, u64)> {
-        if self.grouped.blocks == 0 {
+    /// Checks that the kernels that multiply by experts fit this GPU; returns whether they keep
+    /// the order of one split, and how many places their blocks have.
+    pub(super) fn check_grouped(&self) -> Result<(bool, Vec<u64>)> {
+        if self.grouped.iter().any(|(_, kernel)| kernel.blocks == 0) {
             return Err(too_little_shared_memory());
         }
-        Ok((self.order.is_some(), self.grouped_rows.into()))
+        Ok((self.order.is_some(), self.grouped.iter().map(|&(rows, _)| rows).collect()))
     }
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or, with
@@ -207,23 +209,26 @@ impl LinearKernels {
         &kernel.expect("most_rows says for how many there are kernels").1
     }
 
-    /// Puts a product with experts on the stream.
+    /// Puts a product with experts on the stream, in blocks of `each` places.
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, with at least one place; all that it points
-    /// to lives until the kernel is done. [`check_grouped`](Self::check_grouped) said yes.
+    /// to lives until the kernel is done. [`check_grouped`](Self::check_grouped) named `each`.
     pub(super) unsafe fn multiply_grouped(
         &self,
         stream: &CudaStream,
+        each: u64,
         launch: &GroupedLaunch,
     ) -> Result<()> {
+        let kernel = self.grouped.iter().find(|&&(rows, _)| rows == each);
+        let (_, kernel) = kernel.expect("check_grouped named it");
         let GroupedLaunch { places, experts, rows, .. } = *launch;
-        // Number of items if each expert begins a chunk of its own.
+        // Number of items if each expert begins a chunk of its own; slots may be one by one.
         let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
         let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
-        let blocks = items.min(self.grouped.blocks.into()) as u32;
+        let blocks = items.min(kernel.blocks.into()) as u32;
         // SAFETY: the caller's promise; the kernel first waits for the one before it.
-        unsafe { self.grouped.run(self.early, stream, blocks, launch) }
+        unsafe { kernel.run(self.early, stream, blocks, launch) }
     }
 
     /// Puts the transcoding of a range of strips on the stream.
