@@ -44,6 +44,7 @@
 // not exist set the status, and so do indices and offsets out of range. linear_few.cuh reads
 // patches instead of entries: whatever these hold, it stays in its shared memory, but it does not
 // detect wrong ones.
+#include "linear_experts.cuh"
 #include "linear_few.cuh"
 #include "linear_gather.cuh"
 #include "linear_large.cuh"
@@ -53,6 +54,7 @@
 namespace df11::linear {
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
 constexpr u32 GROUPED_THREADS = HOPPER ? FEW_THREADS : LINEAR_THREADS;
+static_assert(FEW_THREADS == WIDE_THREADS, "kernels for experts have the same threads");
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
@@ -86,10 +88,12 @@ __device__ __forceinline__ void multiply_experts(const GroupedLaunch& launch) {
     const Grouped<ROWS> work = {launch, batches};
     work.count_batches(batches);
     __syncthreads();
-    if constexpr (HOPPER)
+    if constexpr (!HOPPER)
+        linear_fast<ROWS / 8>(work);
+    else if constexpr (ROWS <= FEW_BAND)
         linear_few(FewGrouped<ROWS>(launch, batches));
     else
-        linear_fast<ROWS / 8>(work);
+        linear_experts(WideGrouped<ROWS>(launch, batches));
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
@@ -102,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     multiply_experts<16>(launch);
 }
 extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
-    df11_linear_grouped_32(const __grid_constant__ GroupedLaunch launch) {
-    multiply_experts<32>(launch);
-}
-extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
     df11_linear_grouped_64(const __grid_constant__ GroupedLaunch launch) {
     multiply_experts<64>(launch);
+}
+extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
+    df11_linear_grouped_128(const __grid_constant__ GroupedLaunch launch) {
+    multiply_experts<128>(launch);
 }
 #endif
 // Matrices in tiles as stored: TILE_HELPERS warps and up to tile_warps more, in groups of four.
@@ -197,7 +201,7 @@ struct Constants {
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
     u32 grouped_threads = GROUPED_THREADS;
     u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(8);
-    u32 grouped_rows[3] = {HOPPER ? 16 : 8, HOPPER * 32, HOPPER * 64};
+    u32 grouped_rows[3] = {HOPPER ? 16 : 8, HOPPER * 64, HOPPER * 128};
     u32 order_threads = HOPPER * FEW_THREADS;
     u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;

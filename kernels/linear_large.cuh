@@ -107,6 +107,7 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
                                                StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
     constexpr u32 X_PLACE = LARGE_STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
+    const WideShared work = {launch};
     u32 turn = warp;  // stages of other warps before this warp's next one
     bool first = true;
 #pragma unroll 1
@@ -114,7 +115,8 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
         u32 split;
         const WidePiece piece = cursor.piece(launch, N, split);
         const u32 count = piece.end - piece.begin;
-        const WideAsking<StageRing<LARGE_RING>> asking(launch, piece, piece.begin + turn, lane);
+        const WideAsking<WideShared, StageRing<LARGE_RING>> asking(work, piece,
+                                                                   piece.begin + turn, lane);
         const u32 filled = first ? min(piece.begin + ring.count, piece.end) : 0;
         asking.fill(filled, ring);
         asking.ask(filled, ring, X_PLACE, first);
@@ -228,7 +230,8 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
         float sums[N / 2];
         load_sums<N>(sums, from, piece.begin % split ? LARGE_FRAGMENT_FLOATS : 0);
         const u32 last =
-            multiply_stages<N>(launch, piece, LARGE_STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
+            multiply_stages<N>(launch.matrices[piece.matrix].rest, piece,
+                               LARGE_STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
         release(last, lane);
         const bool ends_group = piece.end == cursor.stages;
         const bool ends_split = ends_group || piece.end % split == 0;

@@ -209,15 +209,14 @@ struct WideHeads {
     Head head, after;
     u32 first[WIDE_ENTRIES];
 
-    __device__ WideHeads(const LinearLaunch& launch, const WidePiece& item, u32 strip, u32 stage) {
-        const LinearMatrix& m = launch.matrices[item.matrix];
+    __device__ WideHeads(const LinearMatrix& m, u32 columns, u32 strip, u32 stage, u32* status) {
         const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
-        next = static_cast<const uint2*>(m.index) +
-               u64(item.first_strip + strip) * tiles_across(m.whole_columns) + tile;
+        next = static_cast<const uint2*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
+               tile;
         entries = static_cast<const u32*>(m.rest);
         entry_count = m.rest_count;
-        tiles = tiles_across(launch.columns) - tile;
-        load_head(head), load_entries(launch.status), load_head(after);
+        tiles = tiles_across(columns) - tile;
+        load_head(head), load_entries(status), load_head(after);
     }
     __device__ void load_head(Head& to) {
         to.words = tiles ? __ldg(next) : make_uint2(0, 0);
@@ -273,25 +272,49 @@ __device__ __noinline__ void clear_step(u32 to) {
     }
 }
 
+// Matrices that share x: the matrix of a piece, and requests of x by a warp.
+struct WideShared {
+    const LinearLaunch& launch;
+    __device__ const LinearMatrix& matrix(const WidePiece& piece) const {
+        return launch.matrices[piece.matrix];
+    }
+    // Requests a stage's x, and arrives at its barrier.
+    __device__ __forceinline__ void ask_for_x(const WidePiece& piece, u32 stage, u32 to,
+                                              u32 barrier, u32 lane) const {
+        if (!launch.x_mapped) {
+            // Word by word; the 16-byte pieces are swizzled (linear_wgmma.cuh).
+            const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+            copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
+                              piece.x_rows, max(launch.columns, mine) - mine, to + lane * 4);
+            fence_shared();
+        }
+        if (WIDE_ARRIVALS > 1) arrive(barrier);
+        __syncwarp();
+        arrive_expecting_once(barrier, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);
+        if (launch.x_mapped)
+            copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, piece.x_first, barrier);
+    }
+};
+
 // Work of a requesting warp for a piece. The warps take turns, a stage each.
-template <class Ring>
+template <class Work, class Ring>
 struct WideAsking {
     static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
-    const LinearLaunch& launch;
+    const Work& work;
     const WidePiece piece;
     u32 first, lane;  // first: first stage of this warp
     u64 policy, strip_bytes;
     const u8* data;
 
-    __device__ WideAsking(const LinearLaunch& l, const WidePiece& p, u32 first_stage, u32 lane_)
-        : launch(l), piece(p), first(first_stage), lane(lane_) {
-        const LinearMatrix& m = launch.matrices[piece.matrix];
+    __device__ WideAsking(const Work& w, const WidePiece& p, u32 first_stage, u32 lane_)
+        : work(w), piece(p), first(first_stage), lane(lane_) {
+        const LinearMatrix& m = work.matrix(piece);
         policy = once_policy();
         strip_bytes = u64(steps_of(m.whole_columns)) * STEP_BYTES;
         data = m.data + piece.first_strip * strip_bytes;
     }
     __device__ u32 weight_bytes(u32 stage) const {
-        return min(steps_of(launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
+        return min(steps_of(work.launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
     }
     __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) const {
         const u32 bytes = weight_bytes(stage);
@@ -301,21 +324,6 @@ struct WideAsking {
         for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
             if (i < piece.strips)
                 copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
-    }
-    __device__ __forceinline__ void ask_for_x(u32 stage, const Ring& ring, u32 x_place) const {
-        const u32 to = ring.place + x_place;
-        if (!launch.x_mapped) {
-            // Word by word; the 16-byte pieces are swizzled (linear_wgmma.cuh).
-            const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
-            copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
-                              piece.x_rows, max(launch.columns, mine) - mine, to + lane * 4);
-            fence_shared();
-        }
-        if (WIDE_ARRIVALS > 1) arrive(ring.full);
-        __syncwarp();
-        arrive_expecting_once(ring.full, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);
-        if (launch.x_mapped)
-            copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, piece.x_first, ring.full);
     }
     __device__ static void next(Ring& ring) {
 #pragma unroll
@@ -333,7 +341,8 @@ struct WideAsking {
     // then waits.
     __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
         const bool has_strip = lane < piece.strips;
-        WideHeads heads(launch, piece, has_strip ? lane : 0, first);
+        WideHeads heads(work.matrix(piece), work.launch.columns,
+                        piece.first_strip + (has_strip ? lane : 0), first, work.launch.status);
         if (early) wait_for_launch_before();
 #pragma unroll 1
         for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
@@ -342,11 +351,11 @@ struct WideAsking {
                 ask_for_weights(stage, ring);
             }
             if (has_strip) {
-                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, launch.status);
+                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, work.launch.status);
                 if (weight_bytes(stage) < WIDE_STRIP_BYTES)
                     clear_step(ring.place + lane * WIDE_STRIP_BYTES);
             }
-            ask_for_x(stage, ring, x_place);
+            work.ask_for_x(piece, stage, ring.place + x_place, ring.full, lane);
         }
     }
 };
@@ -356,7 +365,8 @@ __device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    const WideAsking<WideRing> asking(launch, item, item.begin + warp, lane);
+    const WideShared work = {launch};
+    const WideAsking<WideShared, WideRing> asking(work, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }

@@ -95,13 +95,13 @@ struct WideShare {
     }
 };
 
-// Multiplies all stages of a piece, with x at `x_place` in each. Returns the barrier of the last
-// stage, which the caller releases.
+// Multiplies all stages of a piece, with x at `x_place` in each. `rest`: the matrix's entries.
+// Returns the barrier of the last stage, which the caller releases.
 template <u32 N, class Ring>
-__device__ __forceinline__ u32 multiply_stages(const LinearLaunch& launch, const WidePiece& item,
+__device__ __forceinline__ u32 multiply_stages(const void* rest, const WidePiece& item,
                                                u32 x_place, Ring& ring, const WideShare& share,
                                                float (&sums)[N / 2]) {
-    const u32* const entries = static_cast<const u32*>(launch.matrices[item.matrix].rest);
+    const u32* const entries = static_cast<const u32*>(rest);
     const u32 lane = kept(threadIdx.x % LANES);
     // A warpgroup's second strip may not exist: it then repeats the last one, and nobody uses the
     // result.
@@ -352,7 +352,8 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (active) {
         float sums[N / 2] = {};
         wait_for_launch_before();
-        multiply_stages<N>(launch, item, item.strips * WIDE_STRIP_BYTES, ring, share, sums);
+        multiply_stages<N>(launch.matrices[item.matrix].rest, item,
+                           item.strips * WIDE_STRIP_BYTES, ring, share, sums);
         if (item.splits == 1) {
             const WideOutput output(launch, item, share);
             output.store<N / 8>(0, sums);

@@ -93,14 +93,16 @@ struct Grouped {
     __device__ u32 index(u32 place) const {
         return launch.x_index ? __ldg(launch.x_index + place) : place;
     }
+    // The row of x of a place.
+    __device__ u32 x_row(u32 place) const {
+        u32 row = index(place);
+        if (launch.blocks) row /= launch.share;
+        if (row < launch.x_rows) return row;
+        atomicOr(launch.status, STATUS_INDEX);
+        return 0;
+    }
     __device__ const u16* x(const Range& at, u32 row) const {
-        u32 from = index(at.first_row + row);
-        if (launch.blocks) from /= launch.share;
-        if (from >= launch.x_rows) {
-            from = 0;
-            atomicOr(launch.status, STATUS_INDEX);
-        }
-        return launch.x + from * launch.x_pitch;
+        return launch.x + x_row(at.first_row + row) * launch.x_pitch;
     }
     // The row of y of a place.
     __device__ u32 y_row(u32 place) const { return launch.blocks ? index(place) : place; }
@@ -111,9 +113,10 @@ struct Grouped {
     __device__ u32 expert(u32 place) const {
         return __ldg(launch.blocks + (launch.x_index ? place / ROWS : place));
     }
+    __device__ float factor(u32 place) const { return __ldg(launch.factors + y_row(place)); }
     __device__ float scale(const Range& at, u32 row, float sum) const {
         if (launch.blocks && expert(at.first_row + row) == NO_EXPERT) return 0;
-        return launch.factors ? sum * __ldg(launch.factors + y_row(at.first_row + row)) : sum;
+        return launch.factors ? sum * factor(at.first_row + row) : sum;
     }
     __device__ const u16* bias(const Range&) const { return nullptr; }
     __device__ u32 matrix_rows(const Range&) const { return launch.rows; }

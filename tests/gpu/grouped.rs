@@ -55,7 +55,7 @@ impl Mixture {
     /// The places that a block may have.
     fn block_sizes(&self) -> Vec<usize> {
         let named = |share: u64| self.linear.block_places(share * self.linear.experts()) as usize;
-        let mut sizes: Vec<usize> = (0..=64).map(named).collect();
+        let mut sizes: Vec<usize> = (0..=128).map(named).collect();
         sizes.dedup();
         sizes
     }
@@ -137,7 +137,7 @@ fn each_place_is_multiplied_by_its_expert() {
         };
         let mut state = 7;
         let some = (0..experts).map(|_| (random(&mut state) % 4) as u32 * 3).collect();
-        let (first, second) = (only(experts - 1, 1), only(experts / 2, 70));
+        let (first, second) = (only(experts - 1, 1), only(experts / 2, 140));
         let counts: [Vec<u32>; 5] = [vec![0; experts], first, second, vec![17; experts], some];
         for (seed, counts) in counts.iter().enumerate() {
             let call = Call::new(&mixture, counts, seed as u64);
