@@ -109,27 +109,35 @@ struct WideGrouped : Grouped<N> {
         const bool pairs_fit =
             rows >= 16 && (reinterpret_cast<u64>(launch.y) | launch.y_pitch * 2) % 4 == 0;
         const u32 column = lane % 4 * 2;
+        // Each lane loads for rows of x that are 32 apart; one load after the other would take
+        // longer than the ring's stages hide.
+        u32 y_rows[N / LANES];
+        float factors[N / LANES];
+#pragma unroll
+        for (u32 i = 0; i < N / LANES; i++)
+            y_rows[i] =
+                Base::y_row(piece.x_first + min(i * LANES + lane, max(piece.x_rows, 1) - 1));
+#pragma unroll
+        for (u32 i = 0; i < N / LANES; i++)
+            // Without rows of x, y_rows may be anything.
+            factors[i] = launch.factors && piece.x_rows ? __ldg(launch.factors + y_rows[i]) : 1;
 #pragma unroll
         for (u32 i = 0; i < N / 8; i++) {
             if (8 * i >= piece.x_rows) break;
-            float factors[2] = {1, 1};
-            if (launch.factors)
-#pragma unroll
-                for (u32 k = 0; k < 2; k++)
-                    if (8 * i + column + k < piece.x_rows)
-                        factors[k] = Base::factor(piece.x_first + 8 * i + column + k);
+            const u32 from = 8 * i % LANES;
+            const float low = __shfl_sync(ALL_LANES, factors[i / 4], from + column),
+                        high = __shfl_sync(ALL_LANES, factors[i / 4], from + column + 1);
+            const u32 y_row = __shfl_sync(ALL_LANES, y_rows[i / 4], from + lane / 4);
             u32 pairs[2];
 #pragma unroll
             for (u32 k = 0; k < 2; k++) {
                 const float* const of = sums + 4 * i + 2 * k;
-                pairs[k] = WideOutput::transposed(
-                    WideOutput::round_two(of[0] * factors[0], of[1] * factors[1]));
+                pairs[k] =
+                    WideOutput::transposed(WideOutput::round_two(of[0] * low, of[1] * high));
                 if (is_none) pairs[k] = 0;
             }
             if (8 * i + lane / 4 >= piece.x_rows) continue;
-            u16* const to = launch.y +
-                            Base::y_row(piece.x_first + 8 * i + lane / 4) * launch.y_pitch + row +
-                            column;
+            u16* const to = launch.y + y_row * launch.y_pitch + row + column;
             if (pairs_fit) {
                 reinterpret_cast<u32*>(to)[0] = pairs[0], reinterpret_cast<u32*>(to)[4] = pairs[1];
             } else {

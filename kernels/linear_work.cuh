@@ -113,10 +113,9 @@ struct Grouped {
     __device__ u32 expert(u32 place) const {
         return __ldg(launch.blocks + (launch.x_index ? place / ROWS : place));
     }
-    __device__ float factor(u32 place) const { return __ldg(launch.factors + y_row(place)); }
     __device__ float scale(const Range& at, u32 row, float sum) const {
         if (launch.blocks && expert(at.first_row + row) == NO_EXPERT) return 0;
-        return launch.factors ? sum * factor(at.first_row + row) : sum;
+        return launch.factors ? sum * __ldg(launch.factors + y_row(at.first_row + row)) : sum;
     }
     __device__ const u16* bias(const Range&) const { return nullptr; }
     __device__ u32 matrix_rows(const Range&) const { return launch.rows; }

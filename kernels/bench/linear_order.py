@@ -8,7 +8,7 @@ number of rows of x, the splits whose sums equal PyTorch's, with weights and inp
 counts the outputs that differ on three kinds of inputs. `forms` compares slices, several matrices
 in a launch, strides and addresses of x with products of the plain form. `times` measures
 microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
-rounds. `splits` measures ours with other splits than PyTorch's. `many` gives bits and times of 17
+rounds. `mixture` measures products with experts, as slots by offsets and in blocks. `splits` measures ours with other splits than PyTorch's. `many` gives bits and times of 17
 to 2,048 rows of x.
 """
 
@@ -16,12 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from df11 import _native
+from df11 import _native, _ops
 from df11._bring import pack_dense
 
 LLAMA = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
@@ -342,58 +343,80 @@ def times(
         say(f"  {x_rows} rows, {name}: {base / mine:.3f} ({base:.1f} / {mine:.1f})")
 
 
+MIXTURES = {  # experts, those of a token, and the rows and columns of both matrices
+    "Qwen3-30B-A3B": (128, 8, ((1536, 2048), (2048, 768))),
+    "Mixtral 8x7B": (8, 2, ((28672, 4096), (4096, 14336))),
+}
+
+
+def in_blocks(chosen: Tensor, experts: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Lists of slots in blocks of `each` of one expert: the blocks' experts, slots, their number."""
+    flat = chosen.flatten()
+    counts = flat.bincount(minlength=experts)
+    padded = (counts + each - 1) // each * each
+    order = flat.argsort(stable=True)
+    expert = flat[order]
+    rank = torch.arange(len(flat), device=DEVICE) - (counts.cumsum(0) - counts)[expert]
+    total = int(padded.sum())
+    slots = torch.full((total,), len(flat), dtype=torch.int32, device=DEVICE)
+    slots[(padded.cumsum(0) - padded)[expert] + rank] = order.int()
+    names = torch.repeat_interleave(torch.arange(experts, device=DEVICE), padded // each)
+    return names.int(), slots, torch.tensor([total], dtype=torch.int32, device=DEVICE)
+
+
 def mixture() -> None:
-    """Grouped products of a step of Qwen3-30B-A3B's geometry: 128 experts, 8 of them per token."""
-    say("== mixture, us: torch._grouped_mm, ours, ours / theirs")
-    experts = 128
-    sums: dict[int, list[float]] = {}
-    for rows, columns in ((1536, 2048), (2048, 768)):
-        weight = weights(experts * rows, columns, "normal", 5)
-        sets = max(2, -(-300_000_000 // (8 * rows * columns)))
-        fasts = [Fast(weight)]
-        fasts += [fasts[0].copy() for _ in range(1)]
-        products = [_native.Grouped(fast.matrix, experts) for fast in fasts]
-        whole = [weight.view(experts, rows, columns), weight.clone().view(experts, rows, columns)]
-        for batch in (1, 8, 64):
-            places = 8 * batch
-            routes = []
-            for seed in range(sets if batch < 8 else 4):
-                chosen = torch.rand(batch, experts, device=DEVICE, generator=seeded(seed))
-                chosen = chosen.topk(8, 1).indices.flatten()
-                ends = chosen.bincount(minlength=experts).cumsum(0).int()
-                routes.append((ends, torch.cat([ends.new_zeros(1), ends])))
-            x = inputs(places, columns, "normal", 7)
-            y = torch.empty(places, rows, dtype=torch.bfloat16, device=DEVICE)
+    """Both products with the experts of a layer."""
+    blocks = (16, 64, 128)
+    say("== mixture, us: torch._grouped_mm, decoding; ours by offsets, in blocks of", *blocks)
+    for name, (experts, top, shapes) in MIXTURES.items():
+        for rows, columns in shapes:
+            weight = weights(experts * rows, columns, "normal", 5)
+            fast = Fast(weight)
+            for tokens in (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096):
+                told = grouped_times(fast, weight, experts, top, tokens, blocks)
+                say(f"{name}, {rows}x{columns}, {tokens} tokens: {told}")
+            del fast, weight
 
-            def theirs(i: int) -> object:
-                ends, _ = routes[i % len(routes)]
-                return torch._grouped_mm(x, whole[i % 2].transpose(1, 2), ends)
 
-            def mine(i: int) -> None:
-                _, offsets = routes[i % len(routes)]
-                products[i % 2].multiply(
-                    x.data_ptr(),
-                    places,
-                    columns,
-                    offsets.data_ptr(),
-                    places,
-                    0,
-                    y.data_ptr(),
-                    rows,
-                    stream(),
-                )
+def grouped_times(
+    fast: Fast, weight: Tensor, experts: int, top: int, tokens: int, blocks: tuple[int, ...]
+) -> str:
+    rows, columns = len(weight) // experts, weight.shape[1]
+    product, slots = _native.Grouped(fast.matrix, experts), tokens * top
+    g, routes = seeded(3), 4
+    chosen = [
+        torch.rand(tokens, experts, device=DEVICE, generator=g).topk(top, 1).indices
+        for _ in range(routes)
+    ]
+    ends = [one.flatten().bincount(minlength=experts).cumsum(0).int() for one in chosen]
+    offsets = [torch.cat([one.new_zeros(1), one]) for one in ends]
+    lists = {each: [in_blocks(one, experts, each) for one in chosen] for each in blocks}
+    x = inputs(slots, columns, "normal", 7)
+    ys = {each: torch.empty(slots, rows, dtype=torch.bfloat16, device=DEVICE) for each in blocks}
+    y = torch.empty_like(ys[blocks[0]])
+    of_experts = weight.view(experts, rows, columns).transpose(1, 2)
 
-            count = max(24, len(routes))
-            graphs = {"theirs": (graph(theirs, count), count), "ours": (graph(mine, count), count)}
-            taken = measure(graphs, 5)
-            both = sums.setdefault(batch, [0, 0])
-            both[0] += taken["theirs"]
-            both[1] += taken["ours"]
-            part = taken["ours"] / taken["theirs"]
-            told = f"{taken['theirs']:.2f}, {taken['ours']:.2f}, {part:.3f}"
-            say(f"{rows}x{columns}, batch {batch}: {told}")
-    for batch, (base, mine_) in sums.items():
-        say(f"  batch {batch}: {mine_ / base:.3f} of theirs")
+    def by_offsets(i: int) -> None:
+        given = (x.data_ptr(), slots, columns, offsets[i % routes].data_ptr(), slots, 0)
+        product.multiply(*given, y.data_ptr(), rows, stream())
+
+    def by_blocks(each: int, i: int) -> None:
+        names, indices, end = lists[each][i % routes]
+        listed = (each, indices.data_ptr(), len(indices), end.data_ptr())
+        given = (x.data_ptr(), slots, names.data_ptr(), slots, listed, 0, ys[each].data_ptr())
+        product.multiply_slots(*given, stream())
+
+    calls: dict[str, Callable[[int], object]] = {
+        "theirs": lambda i: torch._grouped_mm(x, of_experts, ends[i % routes]),
+        "decoding": lambda _: _ops.decode(fast.arrays, list(fast.part), DEVICE),
+        "offsets": by_offsets,
+        **{str(each): partial(by_blocks, each) for each in blocks},
+    }
+    taken = measure({name: (graph(call, routes), routes) for name, call in calls.items()}, 5)
+    bad = sum(differ(ys[each], ys[blocks[0]]) for each in blocks)
+    ratio = taken["offsets"] / taken["theirs"]
+    figures = ", ".join(f"{name} {us:.1f}" for name, us in taken.items())
+    return f"{figures}; offsets / theirs {ratio:.2f}; {bad} outputs differ between blocks"
 
 
 def main() -> None:

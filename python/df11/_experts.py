@@ -20,8 +20,9 @@ from ._matrices import dtype_of_parts, grouped, lay_out, raw_stream, shape_of, w
 from ._ops import Arrays, Numbers, library, operator
 from ._order import Framework, Kernels, order_of
 
-#: Rows of x for each expert, on average, up to which kernels multiply instead of decoding.
-MOST_ROUTED = 8
+#: Rows of x for each expert, on average, up to which kernels multiply instead of decoding
+#: (benches/record/2026-11-28-experts.md).
+MOST_ROUTED = 256
 _BF16 = torch.bfloat16
 
 

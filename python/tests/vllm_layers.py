@@ -409,9 +409,10 @@ def check_fused(container: Any, values: dict[str, Any], world: int) -> None:
 
     exact = experts_in_mode(lazy, "exact")
     most = exact.quant_method.most_tokens(exact)
-    # Slots one by one and in blocks; decoded experts.
-    for tokens, sparse in ((1, 0), (3, 0), (1, 4), (3, 4), (most, 4), (most + 1, 4), (500, 4)):
-        _grouped._SPARSE = sparse
+    # Slots one by one, in blocks of 16, 64 and 128; decoded experts.
+    for tokens in (1, 3, -1, -3, -20, -100, -most, -most - 1):
+        _grouped._SPARSE = 0 if tokens > 0 else 4
+        tokens = abs(tokens)
         x = torch.randn(tokens, WIDTH)
         weights, ids = torch.randn(tokens, EXPERTS).float().softmax(-1).topk(2)
         torch.testing.assert_close(*products(layer, dense), rtol=2e-2, atol=2e-3)

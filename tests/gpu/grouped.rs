@@ -377,6 +377,7 @@ fn hostile_blocks_stay_inside() {
     let (expected, _) = slots.run(&stream, None);
     let mut state = 3;
     let sizes = mixture.block_sizes();
+    let with_factors = Slots { factors: Some(vec![2.; 18]), ..Slots::new(&mixture, 2, 1) };
     for round in 0..40 {
         let each = sizes[round / 4 % sizes.len()];
         let mut blocks = slots.blocks(each);
@@ -395,6 +396,7 @@ fn hostile_blocks_stay_inside() {
         let between =
             y.chunks(slots.pitch()).all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
         assert!(between, "nothing else is written");
+        assert_eq!(with_factors.run(&stream, Some(&blocks)).1, 256, "round {round}");
     }
     // A number of places past the end of the list counts as the list's length, whose last block is
     // not whole.

@@ -34,8 +34,8 @@ from ._deferred import Target
 from ._layers import Options, defer, finish
 
 #: Average rows of x per expert up to which kernels are faster than decoding all experts, on Hopper
-#: (benches/record/2026-11-28-vllm-experts-h200.md).
-_MOST_ROWS = 48
+#: (benches/record/2026-11-28-experts.md).
+_MOST_ROWS = 256
 #: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
 _select_experts: Any = None
 _CPU_ROUTER = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"

@@ -19,6 +19,7 @@ import vllm.envs as envs
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig, FusedMoEQuantConfig
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
 from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 
 from .. import _native
@@ -40,8 +41,19 @@ class _Slots(NamedTuple):
     blocks: tuple[int, Tensor, Tensor] | None
 
 
-def _sort(topk_ids: Tensor, experts: int, expert_map: Tensor | None, block: int) -> _Slots:
-    if expert_map is None and topk_ids.numel() * _SPARSE <= experts:
+def _block(
+    kernels: _native.Grouped, slots: int, experts: int, here: int, is_mapped: bool
+) -> int | None:
+    """Places of a block for this many slots of all experts, some of which are on this GPU. None:
+    slots one by one.
+    """
+    if not is_mapped and slots * _SPARSE <= experts:
+        return None
+    return kernels.block_places(slots * here // experts)
+
+
+def _sort(topk_ids: Tensor, experts: int, expert_map: Tensor | None, block: int | None) -> _Slots:
+    if block is None:
         return _Slots(topk_ids.int().contiguous(), None)
     # Slots of other ranks' experts are left out.
     indices, of_blocks, end = moe_align_block_size(
@@ -113,9 +125,10 @@ class CompressedExperts(TritonExperts):
             )
             return
         experts = global_num_experts if expert_map is not None else len(w1)
-        each = first.block_places(topk_ids.numel() * len(w1) // experts)
-        slots = _sort(topk_ids, experts, expert_map, each)
-        count, width = topk_ids.numel(), self.adjust_N_for_activation(w1.shape[1], activation)
+        count = topk_ids.numel()
+        block = _block(first, count, experts, len(w1), expert_map is not None)
+        slots = _sort(topk_ids, experts, expert_map, block)
+        width = self.adjust_N_for_activation(w1.shape[1], activation)
         up = _cut(workspace2, count, w1.shape[1])
         _multiply(first, hidden_states.contiguous(), slots, None, up)
         hidden = _cut(workspace13, count, width)
@@ -158,10 +171,17 @@ class _OneProduct(TritonExperts):
         self.second = input.flatten(0, 1).clone()
 
 
+#: What Triton compiles a kernel for (its configuration, whether slots are one by one, and whether
+#: their number is a multiple of 16), and the places of a block of the kernels here.
+_Pair = tuple[tuple[tuple[str, int], ...], bool, bool, int | None]
+
+
 class ExpertOrders:
     """Finds for how many tokens the kernels have the bits of vLLM's products with experts.
 
-    Both products of a layer are measured as `_order` says, with one expert that all tokens choose.
+    Both products of a layer are measured as `_order` says, with one expert that all tokens choose,
+    once for each kernel that vLLM has Triton compile, and each kernel here that takes its place. A
+    kernel adds in one order, however many tokens there are.
     """
 
     def __init__(
@@ -171,32 +191,52 @@ class ExpertOrders:
         self.config, self.activation = (moe, numbers), layer.activation
         w13, w2 = layer.w13_weight, layer.w2_weight
         self.device, self.experts, self.chosen = w13.device, len(w13), chosen
+        self.is_mapped = layer.expert_map is not None
+        self.all_experts = layer.global_num_experts if self.is_mapped else self.experts
+        kernels = kernels_of(w13)
+        assert kernels is not None, "the caller has looked"
+        self.kernels = kernels
         self.shapes = [tuple(weight.shape[1:]) for weight in (w13, w2)]
-        self._known: dict[int, bool] = {}
+        self._known: dict[_Pair, bool] = {}
+        self._pair_of = cache(self._pair)
 
     def prepare(self, tokens: Iterable[int]) -> list[bool]:
         """Whether it is known for each of these numbers. Not while a graph is captured."""
-        wanted = list(tokens)
-        counts = wanted, [count * self.chosen for count in wanted]
+        pairs = [(self._pair_of(count), count) for count in tokens]
+        wanted = {pair: count for pair, count in pairs if pair not in self._known}
+        counts = list(wanted.values()), [count * self.chosen for count in wanted.values()]
         orders = [
             prepare(self.device, self.shapes[which], rows, False, *self._products(which))
             for which, rows in enumerate(counts)
         ]
-        both = [one.splits == other.splits == 1 for one, other in zip(*orders, strict=True)]
+        both = (one.splits == other.splits == 1 for one, other in zip(*orders, strict=True))
         self._known |= zip(wanted, both, strict=True)
-        return both
+        return [self._known[pair] for pair, _ in pairs]
 
     def is_known(self, tokens: int) -> bool:
-        if tokens not in self._known:
+        pair = self._pair_of(tokens)
+        if pair not in self._known:
             if torch.cuda.is_current_stream_capturing():
                 return False
             self.prepare([tokens])
-        return self._known[tokens]
+        return self._known[pair]
+
+    def _block(self, tokens: int) -> int | None:
+        slots = tokens * self.chosen
+        return _block(self.kernels, slots, self.all_experts, self.experts, self.is_mapped)
+
+    def _pair(self, tokens: int) -> _Pair:
+        w1, w2 = ((self.experts, *shape) for shape in self.shapes)
+        dtype = self.config[1].config_name(torch.bfloat16)
+        config = try_get_optimal_moe_config(w1, w2, self.chosen, dtype, tokens)
+        slots = tokens * self.chosen
+        is_sparse = not self.is_mapped and slots * _SPARSE <= self.all_experts
+        return tuple(sorted(config.items())), is_sparse, slots % 16 == 0, self._block(tokens)
 
     def _products(self, which: int) -> tuple[Framework, Kernels]:
         """One of vLLM's two products with experts, and the kernels'."""
         of_others = f"{self.experts} experts of {self.shapes}, {self.chosen} chosen"
-        name = f"product {which} with {of_others}, {_version()}"
+        name = f"product {which} with {of_others}, of {self.all_experts}, {_version()}"
         multiply = self._first if which == 0 else self._second
         return Framework(name, multiply), self._kernels(which)
 
@@ -249,9 +289,10 @@ class ExpertOrders:
             if splits != 1 or kernels is None or not kernels.keeps_order:
                 return None
             y = x.new_empty(len(x), self.shapes[which][0])
-            ids = torch.zeros(len(x), dtype=torch.int32, device=x.device)
+            ids = torch.zeros(len(x), 1, dtype=torch.int32, device=x.device)
+            block = self._block(len(x) if which == 0 else len(x) // self.chosen)
             factors = None if which == 0 else _factors(len(x), x.device)
-            _multiply(kernels, x, _Slots(ids, None), factors, y)
+            _multiply(kernels, x, _sort(ids, 1, None, block), factors, y)
             return y
 
         return multiply

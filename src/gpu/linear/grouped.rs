@@ -10,6 +10,10 @@ use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence};
 
+/// Average slots per expert up to which blocks of 16 and of 64 places are the fastest
+/// (`benches/record/2026-11-28-experts.md`).
+const MOST_SLOTS: [u64; 2] = [6, 48];
+
 /// The rows of x that go to each expert, as a router leaves them in device memory.
 ///
 /// There are two forms. [`Routing::new`] has *places*, sorted by expert: expert e has the places
@@ -229,11 +233,12 @@ impl GroupedLinear {
         (self.rows, self.matrices[0].column_count())
     }
 
-    /// The places of a block ([`Routing::in_blocks`]) that are fastest for this many slots: 16, 32
-    /// or 64, or 8 without compute capability 9.0. All give the same bits.
+    /// The places of a block ([`Routing::in_blocks`]) that are fastest for this many slots: 16, 64
+    /// or 128, or 8 without compute capability 9.0. All give the same bits.
     pub fn block_places(&self, slots: u64) -> u64 {
-        let fits = |each: &&u64| slots <= self.count * **each / 2;
-        *self.blocks.iter().find(fits).unwrap_or(&self.blocks[self.blocks.len() - 1])
+        let average = slots.div_ceil(self.count);
+        let smaller = MOST_SLOTS.iter().filter(|&&most| average > most).count();
+        self.blocks[smaller.min(self.blocks.len() - 1)]
     }
 
     /// The GPU on which they lie.
