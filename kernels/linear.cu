@@ -2,8 +2,8 @@
 // W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: the kernels read 12.02 bits per
 // weight, a BF16 product 16. This head describes the kernels for up to 16 rows. Files with heads of
 // their own have the others: linear_wide.cuh and linear_large.cuh more rows; linear_few.cuh the
-// order of a plan of the sum, and experts on compute capability 9.0; linear_tile.cuh matrices in
-// tiles as stored.
+// order of a plan of the sum, and few rows of experts on compute capability 9.0;
+// linear_experts.cuh more rows of experts; linear_tile.cuh matrices in tiles as stored.
 //
 //   item      a strip of a matrix, 32 rows; if few strips are last, a slice of their columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;

@@ -8,8 +8,9 @@ number of rows of x, the splits whose sums equal PyTorch's, with weights and inp
 counts the outputs that differ on three kinds of inputs. `forms` compares slices, several matrices
 in a launch, strides and addresses of x with products of the plain form. `times` measures
 microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
-rounds. `mixture` measures products with experts, as slots by offsets and in blocks. `splits` measures ours with other splits than PyTorch's. `many` gives bits and times of 17
-to 2,048 rows of x.
+rounds. `mixture` measures products with experts, with places by offsets and in blocks. `splits`
+measures ours with other splits than PyTorch's. `many` gives bits and times of 17 to 2,048 rows of
+x.
 """
 
 import statistics
@@ -350,7 +351,7 @@ MIXTURES = {  # experts, those of a token, and the rows and columns of both matr
 
 
 def in_blocks(chosen: Tensor, experts: int, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists of slots in blocks of `each` of one expert: the blocks' experts, slots, their number."""
+    """Slots in blocks of `each` of one expert: the blocks' experts, slots, their number."""
     flat = chosen.flatten()
     counts = flat.bincount(minlength=experts)
     padded = (counts + each - 1) // each * each

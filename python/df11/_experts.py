@@ -21,7 +21,7 @@ from ._ops import Arrays, Numbers, library, operator
 from ._order import Framework, Kernels, order_of
 
 #: Rows of x for each expert, on average, up to which kernels multiply instead of decoding
-#: (benches/record/2026-11-28-experts.md).
+#: (benches/record/2026-11-28-experts-h200.md).
 MOST_ROUTED = 256
 _BF16 = torch.bfloat16
 

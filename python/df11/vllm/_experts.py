@@ -34,7 +34,7 @@ from ._deferred import Target
 from ._layers import Options, defer, finish
 
 #: Average rows of x per expert up to which kernels are faster than decoding all experts, on Hopper
-#: (benches/record/2026-11-28-experts.md).
+#: (benches/record/2026-11-28-experts-h200.md).
 _MOST_ROWS = 256
 #: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
 _select_experts: Any = None

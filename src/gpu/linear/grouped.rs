@@ -11,7 +11,7 @@ use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence};
 
 /// Average slots per expert up to which blocks of 16 and of 64 places are the fastest
-/// (`benches/record/2026-11-28-experts.md`).
+/// (`benches/record/2026-11-28-experts-h200.md`).
 const MOST_SLOTS: [u64; 2] = [6, 48];
 
 /// The rows of x that go to each expert, as a router leaves them in device memory.
@@ -249,8 +249,8 @@ impl GroupedLinear {
     /// Puts the products on a stream: y has a row for each place or slot. Neither allocates nor
     /// waits, and can be captured in a graph: a replay uses the offsets and rows at that time. An
     /// expert's matrix is read once for each block of its places, of as many as
-    /// [`block_places`](Self::block_places) says; experts without places cost nothing. Rows of y without a place stay as they are. Starts
-    /// early and lets the next launch start early like
+    /// [`block_places`](Self::block_places) says; experts without places cost nothing. Rows of y
+    /// without a place stay as they are. Starts early and lets the next launch start early like
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, experts that do not
