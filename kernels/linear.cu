@@ -90,8 +90,8 @@ __device__ __forceinline__ void multiply_experts(const GroupedLaunch& launch) {
     __syncthreads();
     if constexpr (!HOPPER)
         linear_fast<ROWS / 8>(work);
-    else if constexpr (ROWS <= FEW_BAND)
-        linear_few(FewGrouped<ROWS>(launch, batches));
+    else if constexpr (ROWS == LINEAR_ROWS)
+        linear_few(FewGrouped(launch, batches));
     else
         linear_experts(WideGrouped<ROWS>(launch, batches));
 }

@@ -159,6 +159,7 @@ __device__ __forceinline__ void linear_experts(WideGrouped<N> work) {
                      wide_stage_bytes(N, WIDE_STRIPS));
     ring.init_barriers(WIDE_WARPS);
     __syncthreads();
+    // Registers as in linear_wide, which build.py checks.
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         u32 turn = warp - WIDE_WARPS;  // stages of other warps before this warp's next one

@@ -1,7 +1,7 @@
-// Multiplies 1 to 64 rows of x by matrices in the fast layout, and experts' rows by their matrices,
-// on compute capability 9.0, in the order of a plan of the sum: K is cut into splits, and each
-// split is one chain of products of 16 columns from zero; the sums of splits are added in order,
-// then the bias, then rounded once. With the splits of cuBLAS the results have its bits
+// Multiplies 1 to 64 rows of x by matrices in the fast layout, and up to 16 rows of each expert by
+// its matrix, on compute capability 9.0, in the order of a plan of the sum: K is cut into splits,
+// and each split is one chain of products of 16 columns from zero; the sums of splits are added in
+// order, then the bias, then rounded once. With the splits of cuBLAS the results have its bits
 // (spec/gpu.md, part 7).
 //
 //   block     one per multiprocessor, persistent: an even share of the strips of all matrices
@@ -239,33 +239,30 @@ struct FewShared {
 };
 
 // Experts, each with its own rows of x. Rows lie anywhere, so each has a copy of its own.
-template <u32 ROWS>
-struct FewGrouped : Grouped<ROWS> {
+struct FewGrouped : Grouped<LINEAR_ROWS> {
     static constexpr bool BOXES = false;
     static constexpr bool SPLITS = false;
-    static constexpr u32 BANDS = (ROWS + FEW_BAND - 1) / FEW_BAND, EIGHTS = ROWS / BANDS / 8;
-    static constexpr u32 X_ALIGNED = 128;
+    static constexpr u32 BANDS = 1, EIGHTS = LINEAR_ROWS / 8, X_ALIGNED = 128;
     static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // no bank conflicts within a load
-    static constexpr u32 X_BYTES = ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
-    using Base = Grouped<ROWS>;
-    using Base::launch;
+    static constexpr u32 X_BYTES = LINEAR_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
+    using Base = Grouped<LINEAR_ROWS>;
     u32 units, each_, more_;
     // Call it after the batches are counted.
     __device__ FewGrouped(const GroupedLaunch& l, const u32* b) : Base{l, b} {
-        each_ = Base::items() / gridDim.x;
-        more_ = Base::items() - each_ * gridDim.x;
-        units = max(min(each_ + (more_ > 0), FEW_UNITS / BANDS), 1);
+        each_ = items() / gridDim.x;
+        more_ = items() - each_ * gridDim.x;
+        units = max(min(each_ + (more_ > 0), FEW_UNITS), 1);
     }
     __device__ u32 unit_count() const { return units; }
     __device__ u32 x_count() const { return 1; }
     __device__ u32 each() const { return each_; }
     __device__ u32 more() const { return more_; }
     __device__ void find(u32 strip, u32 end, FewPiece& piece) const {
-        const Range at = Base::range(strip);
-        const LinearMatrix m = Base::matrix(at);
+        const Range at = range(strip);
+        const LinearMatrix m = matrix(at);
         piece.whole_columns = m.whole_columns;
         piece.first_strip = at.strip;
-        piece.left = min(Base::strips() - at.strip, end - strip);
+        piece.left = min(strips() - at.strip, end - strip);
         piece.data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
@@ -290,7 +287,7 @@ struct FewGrouped : Grouped<ROWS> {
     __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float) const {
         Range at = {};
         at.first_row = piece.x_first;
-        Base::y(at, x_row)[row] = round_to_bf16(Base::scale(at, x_row, sum));
+        y(at, x_row)[row] = round_to_bf16(scale(at, x_row, sum));
     }
     __device__ static u32 x_place(u32 lane) { return lane % 8 * X_PITCH + lane / 8 * 16; }
     __device__ static u32 second(u32 place) { return place + 64; }
@@ -561,7 +558,7 @@ struct FewAsking {
     const Work& work;
     u32 lane, blocks, steps;  // blocks of 64 columns, steps of 32
     u64 policy;
-    const u16* rows[Work::BANDS];  // for experts: rows `lane` of each band of x
+    const u16* row;  // for experts: row `lane` of x
 
     __device__ FewAsking(const Work& w, u32 lane_)
         : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
@@ -631,28 +628,22 @@ struct FewAsking {
         __syncwarp();
         arrive_expecting_once(ring.full, boxes * Work::X_BYTES);
     }
-    // Requests rows `lane` of each band of x.
+    // Requests row `lane` of x.
     __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
                                  const FewRing<Work>& ring) const {
         const u32 full = ring.full, block = piece.first_block + stage * FEW_BLOCKS;
         const u32 first_column = block * FEW_COLUMNS, last = min(blocks, block + FEW_BLOCKS);
         const u32 count = min(last * FEW_COLUMNS, work.launch.columns) - first_column;
         const u32 to = ring.place + ring.x + lane * Work::X_PITCH;
+        const bool mine = lane < piece.x_rows;
         const u32 bytes = has_aligned_x(work.launch) ? count * 2 : 0;
-#pragma unroll
-        for (u32 i = 0; i < Work::BANDS; i++)
-            if (i * FEW_BAND + lane < piece.x_rows && bytes < (last - block) * 128)
-                copy_row_slowly(rows[i] + first_column, count, bytes,
-                                to + i * FEW_BAND * Work::X_PITCH);
+        if (mine && bytes < (last - block) * 128)
+            copy_row_slowly(row + first_column, count, bytes, to);
         if (WIDE_ARRIVALS > 1) arrive(full);
         __syncwarp();
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
-#pragma unroll
-        for (u32 i = 0; i < Work::BANDS; i++)
-            if (i * FEW_BAND + lane < piece.x_rows && bytes)
-                copy_bulk_to_all<1>(to + i * FEW_BAND * Work::X_PITCH, rows[i] + first_column,
-                                    bytes, full);
+        if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
     // Requests the weights of units `number` and `number` + FEW_ASKING, before the previous launch
     // has ended. The warps share each stage: if they took turns, the first stage would come as late
@@ -697,10 +688,7 @@ struct FewAsking {
         u32 place = 0;
         for (; exists; exists = pieces.next()) {
             const FewPiece& piece = pieces.piece;
-            if constexpr (!Work::BOXES)
-#pragma unroll
-                for (u32 i = 0; i < Work::BANDS; i++)
-                    rows[i] = work.x(piece, min(i * FEW_BAND + lane, max(piece.x_rows, 1) - 1));
+            if constexpr (!Work::BOXES) row = work.x(piece, min(lane, max(piece.x_rows, 1) - 1));
 #pragma unroll 1
             for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next()) {
                 if (place >= ring.count) wait_for(ring.empty(), ring.phase ^ 1);

@@ -261,11 +261,11 @@ __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 shar
 //   NO_EXPERT are 0.
 //
 // Sums are multiplied by the factor of their row of y, if there are factors, and then rounded.
-// The kernels read only the matrices of experts that have places, once for each 16, 32 or 64 of an
-// expert's places: df11_linear_grouped_{16,32,64}, or df11_linear_grouped_8 without compute
-// capability 9.0. Each takes this one argument by value, in any number of blocks;
-// df11_linear_constants gives the threads and the dynamic shared memory. The bits of y depend only
-// on the matrix, the row of x and the factor.
+// The kernels read only the matrices of experts that have places, once for each block of an
+// expert's places, of at most 16, 64 or 128: df11_linear_grouped_{16,64,128}, or
+// df11_linear_grouped_8 without compute capability 9.0. Each takes this one argument by value, in
+// any number of blocks; df11_linear_constants gives the threads and the dynamic shared memory. The
+// bits of y depend only on the matrix, the row of x and the factor.
 constexpr u32 MOST_EXPERTS = 1024;
 constexpr u32 NO_EXPERT = ~0u;
 struct alignas(16) GroupedLaunch {

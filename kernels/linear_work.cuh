@@ -128,8 +128,13 @@ struct Grouped {
     __device__ void count_batches(u32* to) const {
         if (threadIdx.x >= LANES) return;
         if (launch.blocks) {
-            const u32 count =
-                launch.x_index ? min(__ldg(launch.end), launch.places) / ROWS : launch.places;
+            u32 count = launch.places;
+            if (launch.x_index) {
+                const u32 end = __ldg(launch.end);
+                count = min(end, launch.places) / ROWS;
+                // The list has blocks of another size.
+                if (end <= launch.places && end % ROWS) atomicOr(launch.status, STATUS_INDEX);
+            }
             if (threadIdx.x == 0) to[launch.experts] = count;
             return;
         }

@@ -269,7 +269,7 @@ static bool check_parts_of_tiles(const Context& c) {
 }
 
 static bool check_grouped(const Context& c, u32 experts, u32 rows, u32 columns,
-                          std::vector<u32> counts, bool indexed, bool shifted) {
+                          std::vector<u32> counts, bool indexed, bool shifted, u32 block) {
     const Scope scope;
     const Experts all(experts, rows, columns);
     std::vector<u32> offsets(experts + 1), index;
@@ -281,7 +281,7 @@ static bool check_grouped(const Context& c, u32 experts, u32 rows, u32 columns,
     u16* y = allocate_filled<u16>((places + 1) * u64(rows), 0xA5);
     launch_grouped(grouped_of(c, x, pitch, x_rows, indexed ? upload(index) : nullptr,
                               upload(offsets), experts, places, all.matrices, rows, columns, y),
-                   c.stream);
+                   c.stream, block);
     c.wait();
     bool good = c.take_status() == 0 && from_device(y + places * u64(rows), 1)[0] == Output::POISON;
     double worst = 0;
@@ -293,8 +293,9 @@ static bool check_grouped(const Context& c, u32 experts, u32 rows, u32 columns,
             worst = std::max(worst, error.rms);
             good &= error.rms < 0.01 && error.classes == 0;
         }
-    printf("grouped %u experts of %ux%u, %u places, indexed %d, shifted %d: worst rms %.2e%s\n",
-           experts, rows, columns, places, indexed, shifted, worst, good ? "" : "  WRONG");
+    printf("grouped %u experts of %ux%u, %u places, indexed %d, shifted %d, blocks of %u: worst rms "
+           "%.2e%s\n",
+           experts, rows, columns, places, indexed, shifted, block, worst, good ? "" : "  WRONG");
     return good;
 }
 
@@ -364,10 +365,13 @@ static bool check_fast(const Context& c) {
     good &= check_each<Fast>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Fast>(c, {{6144, 4096}}, {16}, {0}, seed);
     if (!ring) good &= check_wide(c);
-    good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false);
-    good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false);
-    good &= check_grouped(c, 5, 64, 768, {0}, false, false);
-    good &= check_grouped(c, 3, 96, 768, {2, 5}, true, true);
+    for (u32 block : {16, 64, 128}) {
+        good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false, block);
+        good &= check_grouped(c, 2, 320, 768, {150, 60}, true, false, block);
+        good &= check_grouped(c, 40, 100, 264, {1, 0, 0, 9}, true, false, block);
+        good &= check_grouped(c, 5, 64, 768, {0}, false, false, block);
+        good &= check_grouped(c, 3, 96, 768, {2, 70}, true, true, block);
+    }
     good &= check_gather<Fast>(c, 1000, 4096, 0);
     good &= check_gather<Fast>(c, 77, 1000, 3);
     good &= check_gather<Fast>(c, 77, 250, 5);
@@ -440,10 +444,11 @@ static void read_otherwise(const Context& c, const Fast& f, const u16* x, u32 x_
     const u32* offsets =
         upload(std::vector<u32>{0, u32(random() % 9), u32(random() % 40), u32(random())});
     const u32* index = upload(std::vector<u32>{0, 1, 2, u32(random()), 0, 1, 2, 0});
-    launch_grouped(grouped_of(c, x, f.columns, x_rows, index, offsets, 3, 8,
-                              upload(std::vector<LinearMatrix>{m, m, m}), f.rows, f.columns,
-                              allocate<u16>(8 * u64(f.rows))),
-                   c.stream);
+    for (u32 block : {16, 64, 128})
+        launch_grouped(grouped_of(c, x, f.columns, x_rows, index, offsets, 3, 8,
+                                  upload(std::vector<LinearMatrix>{m, m, m}), f.rows, f.columns,
+                                  allocate<u16>(8 * u64(f.rows))),
+                       c.stream, block);
 }
 static void read_otherwise(const Context&, const Tiles&, const u16*, u32, std::mt19937_64&) {}
 

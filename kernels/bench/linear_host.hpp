@@ -410,12 +410,15 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
     l.x_rows = x_rows, l.columns = columns, l.rows = rows, l.places = places, l.experts = experts;
     return l;
 }
-static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream) {
-    const void* compiled_in = (const void*)df11_linear_grouped_16;
-    const char* name = ring ? "df11_linear_grouped_8" : "df11_linear_grouped_16";
+// `block`: the most places of an expert that a block multiplies at once; 8 with the PTX.
+static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream, u32 block = 16) {
+    const void* kernel = ring           ? kernel_of("df11_linear_grouped_8", nullptr)
+                         : block == 16  ? KERNEL(df11_linear_grouped_16)
+                         : block == 64  ? KERNEL(df11_linear_grouped_64)
+                                        : KERNEL(df11_linear_grouped_128);
     const u32 shared = ring ? linear_shared_bytes(1) : FEW_GROUPED_BYTES;
     const u32 threads = ring ? LINEAR_WARPS * LANES : FEW_THREADS;
-    launch_kernel(kernel_of(name, compiled_in), sm_count(), threads, shared, l, stream);
+    launch_kernel(kernel, sm_count(), threads, shared, l, stream);
 }
 template <class Form>
 static void gather(const Context& c, const Form& f, const void* indices, u32 count, u32 wide,

@@ -20,9 +20,10 @@ from ._matrices import dtype_of_parts, grouped, lay_out, raw_stream, shape_of, w
 from ._ops import Arrays, Numbers, library, operator
 from ._order import Framework, Kernels, order_of
 
-#: Rows of x for each expert, on average, up to which kernels multiply instead of decoding
-#: (benches/record/2026-11-28-experts-h200.md).
-MOST_ROUTED = 256
+#: Rows of x for each expert, on average, up to which kernels multiply instead of decoding. They are
+#: faster up to 256 (benches/record/2026-11-28-experts-h200.md), but each new number of rows is
+#: measured, with 5.5 bytes per weight of all experts, and prompts have many.
+MOST_ROUTED = 32
 _BF16 = torch.bfloat16
 
 

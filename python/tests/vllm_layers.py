@@ -410,7 +410,7 @@ def check_fused(container: Any, values: dict[str, Any], world: int) -> None:
     exact = experts_in_mode(lazy, "exact")
     most = exact.quant_method.most_tokens(exact)
     # Slots one by one, in blocks of 16, 64 and 128; decoded experts.
-    for tokens in (1, 3, -1, -3, -20, -100, -most, -most - 1):
+    for tokens in (1, 3, -2, -4, -20, -100, -most, -most - 1):
         _grouped._SPARSE = 0 if tokens > 0 else 4
         tokens = abs(tokens)
         x = torch.randn(tokens, WIDTH)
@@ -432,7 +432,7 @@ def check_apart(container: Any, values: dict[str, Any], world: int) -> None:
     both = layer.w13_weight, layer.w2_weight
     ranks = torch.full((2 * EXPERTS,), -1, dtype=torch.int32)
     ranks[1::2] = torch.arange(EXPERTS, dtype=torch.int32)
-    for tokens in (1, 9):
+    for tokens in (1, 9, 40, 300):
         x = torch.randn(tokens, WIDTH)
         weights, ids = torch.randn(tokens, 2 * EXPERTS).float().softmax(-1).topk(2)
         results = [

@@ -181,28 +181,39 @@ fn places_without_an_expert_stay_as_they_are() {
 fn hostile_offsets_and_rows_stay_inside() {
     let Some((_, stream)) = gpu_stream() else { return };
     let mixture = Mixture::new(5, 96, 520, true);
-    let good = Call::new(&mixture, &[3; 5], 1);
-    let (expected, _) = mixture.run(&stream, &good);
+    // Numbers of places that take each kernel.
+    for each in [3, 20, 60] {
+        hostile_offsets(&mixture, &stream, each);
+    }
+}
+
+fn hostile_offsets(mixture: &Mixture, stream: &Arc<CudaStream>, each: u32) {
+    let good = Call::new(mixture, &[each; 5], 1);
+    let places = good.places as u64;
+    let (expected, _) = mixture.run(stream, &good);
     let mut state = 3;
-    for round in 0..60 {
+    for round in 0..cases(&[(); 60], 12).len() {
         let (mut offsets, mut rows) = (good.offsets.clone(), good.rows.clone().unwrap());
         match round % 4 {
             0 => {
                 offsets[1 + random(&mut state) as usize % 5] =
                     u32::MAX - (random(&mut state) % 5) as u32;
             }
-            1 => offsets[random(&mut state) as usize % 4] = 14,
-            2 => rows[random(&mut state) as usize % 15] = 9 + random(&mut state) as u32 % 1000,
+            1 => offsets[random(&mut state) as usize % 4] = 5 * each - 1,
+            2 => {
+                let place = random(&mut state) % places;
+                rows[place as usize] = 9 + random(&mut state) as u32 % 1000;
+            }
             _ => offsets.iter_mut().for_each(|offset| *offset = random(&mut state) as u32),
         }
         let call = Call { offsets, rows: Some(rows), ..good };
-        let (y, word) = mixture.run(&stream, &call);
+        let (y, word) = mixture.run(stream, &call);
         assert_eq!(word, 256, "round {round}: {:?}", call.offsets);
         let between =
             y.chunks(call.pitch).all(|row| row[96..].iter().all(|&half| half == POISON_HALF));
         assert!(between, "nothing else is written");
     }
-    assert!(mixture.run(&stream, &good) == (expected, 0));
+    assert!(mixture.run(stream, &good) == (expected, 0));
 }
 
 /// Experts that each row of x chose, as slots: one by one, and sorted into blocks.
@@ -316,6 +327,27 @@ fn slots_are_multiplied_by_their_experts() {
     }
 }
 
+/// Many rows of each expert: several blocks of each, two groups of strips, and on every
+/// multiprocessor several pieces.
+#[test]
+fn many_rows_have_the_bits_of_few() {
+    let Some((_, stream)) = gpu_stream() else { return };
+    for &share in cases(&[60, 2000], 1) {
+        let mixture = Mixture::new(2, 320, 264, true);
+        let mut slots = Slots::new(&mixture, share, 1);
+        slots.factors = Some((0..9 * share).map(|at| 0.01 * (at % 97) as f32 - 0.4).collect());
+        let (expected, word) = slots.run(&stream, None);
+        assert_eq!(word, 0);
+        for each in mixture.block_sizes() {
+            let found = slots.run(&stream, Some(&slots.blocks(each)));
+            assert!(found == (expected.clone(), 0), "{share} slots each, in blocks of {each}");
+        }
+        slots.factors = None;
+        let (expected, _) = slots.run(&stream, None);
+        assert!(slots.by_offsets(&stream) == expected, "{share} slots each, by offsets");
+    }
+}
+
 /// Slots without an expert, as vLLM leaves those of padding, give zeros.
 #[test]
 fn slots_without_an_expert_are_zero() {
@@ -400,9 +432,23 @@ fn hostile_blocks_stay_inside() {
     }
     // A number of places past the end of the list counts as the list's length, whose last block is
     // not whole.
-    for each in sizes {
+    for &each in &sizes {
         let beyond = Blocks { end: u32::MAX, ..slots.blocks(each) };
         assert!(slots.run(&stream, Some(&beyond)) == (expected.clone(), 0), "blocks of {each}");
+    }
+    let mut slots = Slots::new(&mixture, 40, 1);
+    slots.experts.fill(3);
+    for each in sizes {
+        // Padding before a slot, among a block's first 32 places and after them, or at its end.
+        for (padded, word) in [(1, 256), (31, if each > 32 { 256 } else { 0 }), (each - 1, 0)] {
+            let mut blocks = slots.blocks(each);
+            blocks.indices[padded] = u32::MAX;
+            assert_eq!(slots.run(&stream, Some(&blocks)).1, word, "place {padded} of {each}");
+        }
+        // Lists for blocks of another size.
+        let blocks = slots.blocks(each);
+        let odd = Blocks { end: blocks.end - 1, ..blocks };
+        assert_eq!(slots.run(&stream, Some(&odd)).1, 256, "{each}");
     }
 }
 

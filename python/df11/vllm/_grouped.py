@@ -171,17 +171,18 @@ class _OneProduct(TritonExperts):
         self.second = input.flatten(0, 1).clone()
 
 
-#: What Triton compiles a kernel for (its configuration, whether slots are one by one, and whether
-#: their number is a multiple of 16), and the places of a block of the kernels here.
-_Pair = tuple[tuple[tuple[str, int], ...], bool, bool, int | None]
+_Configuration = tuple[tuple[str, int], ...]
+#: The configuration of vLLM's kernel, whether its slots are one by one, whether Triton compiles it
+#: for multiples of 16, and the places of a block of the kernels here.
+_Pair = tuple[_Configuration, bool, bool, int | None]
 
 
 class ExpertOrders:
     """Finds for how many tokens the kernels have the bits of vLLM's products with experts.
 
     Both products of a layer are measured as `_order` says, with one expert that all tokens choose,
-    once for each kernel that vLLM has Triton compile, and each kernel here that takes its place. A
-    kernel adds in one order, however many tokens there are.
+    once for each configuration of vLLM's kernel and each kernel here that takes its place. These
+    fix the order of a sum, however many tokens there are.
     """
 
     def __init__(
@@ -198,11 +199,10 @@ class ExpertOrders:
         self.kernels = kernels
         self.shapes = [tuple(weight.shape[1:]) for weight in (w13, w2)]
         self._known: dict[_Pair, bool] = {}
-        self._pair_of = cache(self._pair)
 
     def prepare(self, tokens: Iterable[int]) -> list[bool]:
         """Whether it is known for each of these numbers. Not while a graph is captured."""
-        pairs = [(self._pair_of(count), count) for count in tokens]
+        pairs = [(self._pair(count), count) for count in tokens]
         wanted = {pair: count for pair, count in pairs if pair not in self._known}
         counts = list(wanted.values()), [count * self.chosen for count in wanted.values()]
         orders = [
@@ -214,7 +214,7 @@ class ExpertOrders:
         return [self._known[pair] for pair, _ in pairs]
 
     def is_known(self, tokens: int) -> bool:
-        pair = self._pair_of(tokens)
+        pair = self._pair(tokens)
         if pair not in self._known:
             if torch.cuda.is_current_stream_capturing():
                 return False
@@ -228,15 +228,16 @@ class ExpertOrders:
     def _pair(self, tokens: int) -> _Pair:
         w1, w2 = ((self.experts, *shape) for shape in self.shapes)
         dtype = self.config[1].config_name(torch.bfloat16)
-        config = try_get_optimal_moe_config(w1, w2, self.chosen, dtype, tokens)
+        config = _configuration(w1, w2, self.chosen, dtype, tokens)
         slots = tokens * self.chosen
         is_sparse = not self.is_mapped and slots * _SPARSE <= self.all_experts
-        return tuple(sorted(config.items())), is_sparse, slots % 16 == 0, self._block(tokens)
+        return config, is_sparse, slots % 16 == 0, self._block(tokens)
 
     def _products(self, which: int) -> tuple[Framework, Kernels]:
         """One of vLLM's two products with experts, and the kernels'."""
         of_others = f"{self.experts} experts of {self.shapes}, {self.chosen} chosen"
         name = f"product {which} with {of_others}, of {self.all_experts}, {_version()}"
+        name += ", mapped" * self.is_mapped
         multiply = self._first if which == 0 else self._second
         return Framework(name, multiply), self._kernels(which)
 
@@ -272,7 +273,9 @@ class ExpertOrders:
             ids,
             self.activation,
             self.experts,
-            None,
+            torch.arange(self.experts, dtype=torch.int32, device=x.device)
+            if self.is_mapped
+            else None,
             None,
             None,
             x.new_empty(slots * max(inner, hidden)),
@@ -296,6 +299,14 @@ class ExpertOrders:
             return y
 
         return multiply
+
+
+@cache
+def _configuration(
+    w1: tuple[int, ...], w2: tuple[int, ...], chosen: int, dtype: str | None, tokens: int
+) -> _Configuration:
+    config = try_get_optimal_moe_config(w1, w2, chosen, dtype, tokens)
+    return tuple(sorted(config.items()))
 
 
 def _factors(count: int, device: torch.device) -> Tensor:

@@ -40,9 +40,9 @@ class _Shape(NamedTuple):
 
 
 def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Measures the order of vLLM's products: for all layers and captured numbers of tokens, and for
-    heads and all numbers of requests. Then logs for how many it is known. Measures each shape once,
-    and reads known orders from disk.
+    """Measures the order of vLLM's products: for all layers and captured numbers of tokens, for
+    heads and all numbers of requests, and for experts and all numbers of tokens. Then logs for how
+    many it is known. Measures each shape once, and reads known orders from disk.
     """
     begin = time.perf_counter()
     captured = vllm_config.compilation_config.cudagraph_capture_sizes or [1]
@@ -58,9 +58,11 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
     kept = _keep_small(model, tied, unknown)
     for path, layer in _layers_of_experts(model):
         method = layer.quant_method
-        counts = [count for count in captured if count <= method.most_tokens(layer)]
-        known = method.orders.prepare(counts) if method.orders else [False] * len(counts)
-        decoded = [count for count, is_known in zip(counts, known, strict=True) if not is_known]
+        most = min(method.most_tokens(layer), vllm_config.scheduler_config.max_num_batched_tokens)
+        counts = range(1, most + 1)
+        known = method.orders.prepare(counts) if method.orders else [False] * most
+        unproved = {count for count, is_known in zip(counts, known, strict=True) if not is_known}
+        decoded = [count for count in captured if count in unproved]
         for name in EXPERTS:
             weight = getattr(layer, name)
             rows, columns = weight.shape[1:]
