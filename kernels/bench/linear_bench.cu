@@ -293,9 +293,9 @@ static bool check_grouped(const Context& c, u32 experts, u32 rows, u32 columns,
             worst = std::max(worst, error.rms);
             good &= error.rms < 0.01 && error.classes == 0;
         }
-    printf("grouped %u experts of %ux%u, %u places, indexed %d, shifted %d, blocks of %u: worst rms "
-           "%.2e%s\n",
-           experts, rows, columns, places, indexed, shifted, block, worst, good ? "" : "  WRONG");
+    printf("grouped %u experts of %ux%u, %u places, indexed %d, shifted %d, blocks of %u: ",
+           experts, rows, columns, places, indexed, shifted, block);
+    printf("worst rms %.2e%s\n", worst, good ? "" : "  WRONG");
     return good;
 }
 
