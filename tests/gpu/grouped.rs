@@ -360,6 +360,17 @@ fn slots_without_an_expert_are_zero() {
         expected[slot * slots.pitch()..][..96].fill(0);
     }
     assert!(slots.run(&stream, None) == (expected, 0));
+    // A block among others.
+    let whole = Slots::new(&mixture, 2, 1);
+    for each in mixture.block_sizes() {
+        let mut blocks = whole.blocks(each);
+        blocks.experts[1] = u32::MAX;
+        let (mut expected, _) = whole.run(&stream, None);
+        for &slot in blocks.indices[each..2 * each].iter().filter(|&&slot| slot < 18) {
+            expected[slot as usize * whole.pitch()..][..96].fill(0);
+        }
+        assert!(whole.run(&stream, Some(&blocks)) == (expected, 0), "blocks of {each}");
+    }
     slots.experts.fill(u32::MAX);
     let (y, word) = slots.run(&stream, None);
     assert!(word == 0 && y.chunks(slots.pitch()).all(|row| row[..96] == [0; 96]));

@@ -317,6 +317,7 @@ fn experts_are_prepared_and_checked() {
         (multiply(x, Routing::slots(4, 4, 1 << 32), y), "every `share` slots"),
         (multiply(x, Routing::slots(4, 4, 1).rows(4), y), "Routing::in_blocks"),
         (multiply(x, Routing::slots(4, 4, 1).in_blocks(16, 0, 48, 4), y), "Routing::in_blocks"),
+        (multiply(x, Routing::slots(4, 4, 1).in_blocks(16, 0, 48, 0), y), "Routing::in_blocks"),
         (multiply(x, Routing::slots(4, 4, 1).in_blocks(24, 4, 48, 4), y), "block_places says"),
         (
             multiply(x, Routing::slots(4, 4, 1).in_blocks(16, 4, 48, 4).rows(4), y),

@@ -203,7 +203,8 @@ class ExpertOrders:
     def prepare(self, tokens: Iterable[int]) -> list[bool]:
         """Whether it is known for each of these numbers. Not while a graph is captured."""
         pairs = [(self._pair(count), count) for count in tokens]
-        wanted = {pair: count for pair, count in pairs if pair not in self._known}
+        # The first number of each pair: the fewest tokens, if they ascend.
+        wanted = {pair: count for pair, count in reversed(pairs) if pair not in self._known}
         counts = list(wanted.values()), [count * self.chosen for count in wanted.values()]
         orders = [
             prepare(self.device, self.shapes[which], rows, False, *self._products(which))

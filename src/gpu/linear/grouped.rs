@@ -356,7 +356,7 @@ impl GroupedLinear {
                     let problem = format!("{slots} slots, {share} per row of {} of x", x.rows);
                     return refuse(problem, "give x a row for every `share` slots");
                 }
-                if (indices == 0) != (end == 0) {
+                if (indices == 0) != (end == 0) || (each == 0) != (end == 0) {
                     let problem = "blocks without indices or their number, or rows of slots";
                     return refuse(problem, "use Routing::in_blocks, and no rows");
                 }
