@@ -419,7 +419,8 @@ def grouped_times(
     apart = differ(y, torch._grouped_mm(x, of_experts, ends[0]))
     ratio = taken["offsets"] / taken["theirs"]
     figures = ", ".join(f"{name} {us:.1f}" for name, us in taken.items())
-    return f"{figures}; offsets / theirs {ratio:.2f}; {bad} outputs differ between blocks, {apart} from theirs"
+    differing = f"{bad} outputs differ between blocks, {apart} from theirs"
+    return f"{figures}; offsets / theirs {ratio:.2f}; {differing}"
 
 
 def main() -> None:
