@@ -11,6 +11,11 @@
 //             their swizzled places, and waits: products read shared memory through the async
 //             proxy, which sees these copies after a fence of the thread that made them
 //
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): as in linear_wide.cuh, with 6 stages for 64
+// rows and 5 for 128. With 64 rows DRAM is the limit, 4.1 TB/s on an H200. With 128 it is not: a
+// stage of full rows takes twice as long. benches/record/2026-11-28-experts-h200.md has the times,
+// and what was tried.
+//
 // Safety: as in linear.cu.
 #pragma once
 #include "linear_wide.cuh"
