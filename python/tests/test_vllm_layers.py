@@ -50,3 +50,13 @@ def test_layers(failures: dict[str, str], case: str) -> None:
     if case == "experts" and not hasattr(torch.ops._C, "silu_and_mul"):
         pytest.skip("this build of vLLM has no activation of experts for CPUs")
     assert failures.get(case) is None, failures[case]
+
+
+def test_numbers_of_tokens_share_configurations() -> None:
+    """Those of vLLM's kernel of experts, each of which fixes an order of sums: few are measured."""
+    from df11.vllm._grouped import _configuration  # which needs vLLM's kernel
+
+    shapes = (128, 1536, 2048), (128, 2048, 768)
+    found = {_configuration(*shapes, 8, None, tokens) for tokens in range(1, 4097)}
+    assert 1 < len(found) < 16
+    assert all(dict(one)["BLOCK_SIZE_M"] > 0 for one in found)
