@@ -175,6 +175,9 @@ _Configuration = tuple[tuple[str, int], ...]
 #: The configuration of vLLM's kernel, whether its slots are one by one, whether Triton compiles it
 #: for multiples of 16, and the places of a block of the kernels here.
 _Pair = tuple[_Configuration, bool, bool, int | None]
+#: For each shape of a layer: the pairs of numbers of tokens, and whether their order is known. All
+#: layers of a model ask for them in each step.
+_found: dict[Any, tuple[dict[int, _Pair], dict[_Pair, bool]]] = {}
 
 
 class ExpertOrders:
@@ -198,7 +201,8 @@ class ExpertOrders:
         assert kernels is not None, "the caller has looked"
         self.kernels = kernels
         self.shapes = [tuple(weight.shape[1:]) for weight in (w13, w2)]
-        self._known: dict[_Pair, bool] = {}
+        shape = (self.device, self.experts, self.all_experts, self.is_mapped, *self.shapes, chosen)
+        self._pairs, self._known = _found.setdefault(shape, ({}, {}))
 
     def prepare(self, tokens: Iterable[int]) -> list[bool]:
         """Whether it is known for each of these numbers. Not while a graph is captured."""
@@ -227,6 +231,11 @@ class ExpertOrders:
         return _block(self.kernels, slots, self.all_experts, self.experts, self.is_mapped)
 
     def _pair(self, tokens: int) -> _Pair:
+        if tokens not in self._pairs:
+            self._pairs[tokens] = self._find_pair(tokens)
+        return self._pairs[tokens]
+
+    def _find_pair(self, tokens: int) -> _Pair:
         w1, w2 = ((self.experts, *shape) for shape in self.shapes)
         dtype = self.config[1].config_name(torch.bfloat16)
         config = _configuration(w1, w2, self.chosen, dtype, tokens)
@@ -302,7 +311,6 @@ class ExpertOrders:
         return multiply
 
 
-@cache
 def _configuration(
     w1: tuple[int, ...], w2: tuple[int, ...], chosen: int, dtype: str | None, tokens: int
 ) -> _Configuration:
