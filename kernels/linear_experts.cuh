@@ -66,11 +66,14 @@ struct WideGrouped : Grouped<N> {
         return piece;
     }
     __device__ const LinearMatrix& matrix(const WidePiece&) const { return of_piece; }
+    // The place of a row of the piece, or of its last one.
+    __device__ static u32 place_of(const WidePiece& piece, u32 row) {
+        return piece.x_first + min(row, max(piece.x_rows, 1) - 1);
+    }
     __device__ void find_x(const WidePiece& piece, u32 lane) {
 #pragma unroll
         for (u32 i = 0; i < N / LANES; i++)
-            x_rows[i] =
-                Base::x_row(piece.x_first + min(i * LANES + lane, max(piece.x_rows, 1) - 1));
+            x_rows[i] = Base::x_row(place_of(piece, i * LANES + lane));
     }
     __device__ __forceinline__ void ask_for_x(const WidePiece& piece, u32 stage, u32 to,
                                               u32 barrier, u32 lane) const {
@@ -120,8 +123,7 @@ struct WideGrouped : Grouped<N> {
         float factors[N / LANES];
 #pragma unroll
         for (u32 i = 0; i < N / LANES; i++)
-            y_rows[i] =
-                Base::y_row(piece.x_first + min(i * LANES + lane, max(piece.x_rows, 1) - 1));
+            y_rows[i] = Base::y_row(place_of(piece, i * LANES + lane));
 #pragma unroll
         for (u32 i = 0; i < N / LANES; i++)
             // Without rows of x, y_rows may be anything.
@@ -143,14 +145,10 @@ struct WideGrouped : Grouped<N> {
             }
             if (8 * i + lane / 4 >= piece.x_rows) continue;
             u16* const to = launch.y + y_row * launch.y_pitch + row + column;
-            if (pairs_fit) {
-                reinterpret_cast<u32*>(to)[0] = pairs[0], reinterpret_cast<u32*>(to)[4] = pairs[1];
-            } else {
-#pragma unroll
-                for (u32 k = 0; k < 4; k++)
-                    if (column + k / 2 * 8 + k % 2 < rows)
-                        to[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
-            }
+            if (pairs_fit)
+                WideOutput::store_pairs<true>(to, pairs, column, rows);
+            else
+                WideOutput::store_pairs<false>(to, pairs, column, rows);
         }
     }
 };

@@ -240,15 +240,22 @@ struct WideOutput {
 #pragma unroll
             for (u32 k = 0; k < 2; k++) pairs[k] = pair_of(sums + 4 * i, k);
             if (first + 8 * i + threadIdx.x % LANES / 4 >= x_rows) continue;
-            if (WHOLE) {
-                reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
-            } else {
-                // Stores those that exist, one by one.
+            store_pairs<WHOLE>(at, pairs, column, rows);
+        }
+    }
+    // Stores a lane's pairs of rows `column` and `column` + 8 of the warp's 16, of which `rows`
+    // exist. WHOLE: all do, and pairs are aligned.
+    template <bool WHOLE>
+    __device__ __forceinline__ static void store_pairs(u16* at, const u32 (&pairs)[2], u32 column,
+                                                       u32 rows) {
+        if (WHOLE) {
+            reinterpret_cast<u32*>(at)[0] = pairs[0], reinterpret_cast<u32*>(at)[4] = pairs[1];
+        } else {
+            // Stores those that exist, one by one.
 #pragma unroll
-                for (u32 k = 0; k < 4; k++)
-                    if (column + k / 2 * 8 + k % 2 < rows)
-                        at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
-            }
+            for (u32 k = 0; k < 4; k++)
+                if (column + k / 2 * 8 + k % 2 < rows)
+                    at[k / 2 * 8 + k % 2] = u16(pairs[k / 2] >> k % 2 * 16);
         }
     }
     // From two fragments, lanes 0 and 1 of a quad store the first one, lanes 2 and 3 the second.

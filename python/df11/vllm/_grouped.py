@@ -172,9 +172,9 @@ class _OneProduct(TritonExperts):
 
 
 _Configuration = tuple[tuple[str, int], ...]
-#: The configuration of vLLM's kernel, whether its slots are one by one, whether Triton compiles it
-#: for multiples of 16, and the places of a block of the kernels here.
-_Pair = tuple[_Configuration, bool, bool, int | None]
+#: The configuration of vLLM's kernel, whether Triton compiles it for multiples of 16, and the
+#: places of a block of the kernels here. Both kernels take slots one by one, or neither does.
+_Pair = tuple[_Configuration, bool, int | None]
 #: For each shape of a layer: the pairs of numbers of tokens, and whether their order is known. All
 #: layers of a model ask for them in each step.
 _found: dict[Any, tuple[dict[int, _Pair], dict[_Pair, bool]]] = {}
@@ -239,9 +239,7 @@ class ExpertOrders:
         w1, w2 = ((self.experts, *shape) for shape in self.shapes)
         dtype = self.config[1].config_name(torch.bfloat16)
         config = _configuration(w1, w2, self.chosen, dtype, tokens)
-        slots = tokens * self.chosen
-        is_sparse = not self.is_mapped and slots * _SPARSE <= self.all_experts
-        return config, is_sparse, slots % 16 == 0, self._block(tokens)
+        return config, tokens * self.chosen % 16 == 0, self._block(tokens)
 
     def _products(self, which: int) -> tuple[Framework, Kernels]:
         """One of vLLM's two products with experts, and the kernels'."""
@@ -273,7 +271,9 @@ class ExpertOrders:
         runner = _OneProduct(*self.config)
         runner.x = x.new_empty(0) if second is None else second[0]
         ids = torch.zeros(tokens, self.chosen, dtype=torch.int32, device=x.device)
-        slots = tokens * self.chosen
+        slots, expert_map = tokens * self.chosen, None
+        if self.is_mapped:
+            expert_map = torch.arange(self.experts, dtype=torch.int32, device=x.device)
         runner.apply(
             x.new_empty(tokens, width),
             x,
@@ -283,9 +283,7 @@ class ExpertOrders:
             ids,
             self.activation,
             self.experts,
-            torch.arange(self.experts, dtype=torch.int32, device=x.device)
-            if self.is_mapped
-            else None,
+            expert_map,
             None,
             None,
             x.new_empty(slots * max(inner, hidden)),

@@ -289,14 +289,12 @@ impl GroupedLinear {
             Some(table) => (table.pointer(), LinearMatrix::default()),
             None => (0, first.task()),
         };
-        let (offsets, blocks, end, slots, share) = match routing.by {
-            By::Offsets(offsets) => (offsets, 0, 0, 0, 1),
-            By::Slots { experts, end, slots, share, .. } => (0, experts, end, slots, share),
-        };
-        let each = match routing.by {
-            By::Offsets(_) => self.block_places(routing.places),
-            By::Slots { end: 0, .. } => self.blocks[0],
-            By::Slots { each, .. } => each,
+        let (offsets, blocks, end, slots, share, each) = match routing.by {
+            By::Offsets(offsets) => (offsets, 0, 0, 0, 1, self.block_places(routing.places)),
+            By::Slots { experts, end, slots, share, each } => {
+                let each = if end == 0 { self.blocks[0] } else { each };
+                (0, experts, end, slots, share, each)
+            }
         };
         let launch = GroupedLaunch {
             x: x.pointer,
