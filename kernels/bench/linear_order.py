@@ -2,6 +2,7 @@
 """Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
 
     python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits] [many]
+        [image]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
 number of rows of x, the splits whose sums equal PyTorch's, with weights and inputs that cancel, and
@@ -9,8 +10,8 @@ counts the outputs that differ on three kinds of inputs. `forms` compares slices
 in a launch, strides and addresses of x with products of the plain form. `times` measures
 microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
 rounds. `mixture` measures products with experts, with places by offsets and in blocks. `splits`
-measures ours with other splits than PyTorch's. `many` gives bits and times of 17 to 2,048 rows of
-x.
+measures ours with other splits than PyTorch's. `many` gives bits and times of 17 to 8,192 rows of
+x, `image` those of FLUX.1's matrices; both also decode first.
 """
 
 import statistics
@@ -31,6 +32,8 @@ SHAPES = [*LLAMA, (1024, 4096), (14336, 4096), (8192, 8192), (5120, 25600), (256
 SHAPES += [(25600, 5120), (2880, 4096), (4096, 2880), (1000, 4104), (1152, 4304), (128256, 4096)]
 MANY_SHAPES = [*LLAMA, (1024, 4096), (5120, 5120), (5120, 25600), (8192, 8192)]
 MANY_ROWS = (17, 24, 31, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048)
+MOST_ROWS = (3072, 4096, 4608, 6144, 8192)
+IMAGE = [(9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288), (21504, 3072), (3072, 15360)]
 DEVICE = torch.device("cuda", 0)
 
 
@@ -294,9 +297,12 @@ def measure(graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]], rounds: int) ->
 
 
 def times(
-    shapes: list[tuple[int, int]], all_rows: tuple[int, ...], others: tuple[int, ...] = (0,)
+    shapes: list[tuple[int, int]],
+    all_rows: tuple[int, ...],
+    others: tuple[int, ...] = (0,),
+    summed: list[tuple[int, int]] = LLAMA,
 ) -> None:
-    say("== times, us: F.linear, ours with its splits, ours with others (0: the fastest)")
+    say("== times, us: F.linear, ours with its splits, ours with others (0: the fastest), decoded")
     sums: dict[tuple[int, str], list[float]] = {}
     for rows, columns in shapes:
         began = time.time()
@@ -314,23 +320,33 @@ def times(
         for x_rows in all_rows:
             x = inputs(x_rows, columns, "normal", 5)
             y = torch.empty(x_rows, rows, dtype=torch.bfloat16, device=DEVICE)
+            plain_launches = max(plain, 24) if x_rows < 2048 else plain
             graphs = {
                 "F.linear": (
-                    graph(lambda i: linear(x, whole[i % plain]), plain_launches := max(plain, 24)),
+                    graph(lambda i: linear(x, whole[i % plain]), plain_launches),
                     plain_launches,
                 )
             }
+            # Many rows take long, and x and y replace what L2 held.
+            launches, rounds = (max(count, 24), 5) if x_rows < 2048 else (count, 3)
             given = {"its": abs(splits[x_rows]), **{str(s): s for s in others}}
             for name, s in given.items():
                 if products[0].keeps_order(x_rows, [s]):
-                    launches = max(count, 24)
                     call = lambda i, s=s: multiply(products[i % count], x, [y], [s], [0])  # noqa: E731
                     graphs[name] = (graph(call, launches), launches)
-            taken = measure(graphs, 5)
+            if x_rows >= 256:
+                decoded = torch.empty_like(weight)
+
+                def decode_first(i: int, x: Tensor = x, decoded: Tensor = decoded) -> None:
+                    fasts[i % count].matrix.decode(decoded.data_ptr(), stream())
+                    linear(x, decoded)
+
+                graphs["decoded"] = graph(decode_first, launches), launches
+            taken = measure(graphs, rounds)
             base = taken["F.linear"]
             told = ", ".join(f"{n} {t:.2f} ({base / t:.3f})" for n, t in taken.items())
             say(f"{rows}x{columns}, {x_rows} rows, {splits[x_rows]} splits: {told}")
-            if (rows, columns) in LLAMA:
+            if (rows, columns) in summed:
                 for name, t in taken.items():
                     both = sums.setdefault((x_rows, name), [0, 0])
                     both[0] += base
@@ -339,7 +355,7 @@ def times(
         say(f"  [{time.time() - began:.1f} s, {size:.3f} bits]")
         del fasts, products, whole
         torch.cuda.empty_cache()
-    say("== sums of the four of Llama 3.1 8B: F.linear / ours")
+    say(f"== sums of {len(summed)}: F.linear / ours")
     for (x_rows, name), (base, mine) in sums.items():
         say(f"  {x_rows} rows, {name}: {base / mine:.3f} ({base:.1f} / {mine:.1f})")
 
@@ -437,7 +453,11 @@ def main() -> None:
             times(SHAPES[4:10], (1, 8, 16))
         elif mode == "many":
             bits(MANY_SHAPES, MANY_ROWS)
-            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048))
+            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MOST_ROWS))
+        elif mode == "most":
+            times(LLAMA, (2048, *MOST_ROWS))
+        elif mode == "image":
+            times(IMAGE, (512, 4096, 4608), summed=IMAGE)
         elif mode == "splits":
             times(SHAPES[:9], (1, 16), (0, 1, 2, 3, 4, 6))
         else:

@@ -88,11 +88,14 @@ class Shape:
 
     def check(self, x_rows: int, with_bias: bool) -> dict[str, Any]:
         bias = self.bias if with_bias else None
+        # Products below multiply in this order, which would be measured at the second one of many
+        # rows.
+        shape, product_of = (self.rows, self.columns), (with_bias, _order.LINEAR, _ops._trial)
+        (order,) = _order.prepare(GPU, shape, [x_rows], *product_of)
         different = {}
         for kind, x in inputs(self.columns, x_rows, self.at).items():
             expected = functional.linear(x, self.w, bias)
             different[kind] = bits(functional.linear(x, self.tensor, bias), expected)
-        order = _order.order_of(x, self.rows, bias, _order.LINEAR, _ops._trial)
         early = self.kernels is not None and x_rows < self.kernels.crossover_rows
         keeps = early and bool(order) and self.kernels.keeps_order(x_rows, [order.splits])
         return {

@@ -19,7 +19,7 @@ model other bits from run to run.
 | memory | bytes that weights take on the GPU |
 | exact | logits of both models, bit for bit, at each greedy step |
 | speed | tokens/s of generate() |
-| graph | tokens/s of a decode step as a CUDA graph, with a static cache, and its logits |
+| graph | tokens/s of a decode step as a CUDA graph, with a static cache; logits as in `exact` |
 | budget | tokens/s with 60 % of BF16's memory: streamed weights beside accelerate's offload |
 | capacity | tokens of one sequence before memory ends, with a budget for weights and cache |
 """
@@ -280,12 +280,15 @@ class Bench:
             # NaN would differ from itself: bits are compared.
             each.append((logits[0].view(torch.int16) == logits[1].view(torch.int16)).all())
             tokens = logits[0][:, -1:].argmax(-1)
+        options, std = self.options, float(logits[0].float().std())
+        described = {"prompt": length, "against": options.against, "attention": options.attention}
+        self.tell_first_difference("exact", each, batch=rows, **described, std_of_logits=std)
+
+    def tell_first_difference(self, part: str, each: list[torch.Tensor], **figures: Any) -> None:
+        """A row about logits of which `each` says whether a step's are the same."""
         first = next((at for at, equal in enumerate(each) if not equal), None)
-        self.row(
-            "exact", batch=rows, prompt=length, steps=self.options.steps, identical=first is None,
-            against=self.options.against, attention=self.options.attention,
-            first_difference=first, std_of_logits=float(logits[0].float().std()),
-        )  # fmt: skip
+        figures |= {"steps": len(each), "identical": first is None, "first_difference": first}
+        self.row(part, **figures)
 
     def speed(self) -> None:
         models = {kind: self.load_model(kind) for kind in KINDS}
@@ -328,33 +331,55 @@ class Bench:
         models = {kind: self.load_model(kind) for kind in KINDS}
         for rows in self.options.batches:
             rates = {
-                kind: self.replay(model, rows, self.options.tokens)[0]
+                kind: self.replay(model, rows, self.options.tokens)
                 for kind, model in models.items()
             }
-            with tools.attention(self.device, SDPBackend.MATH):
-                bits = [self.replay(each, rows, 8)[1].view(torch.int16) for each in models.values()]
-            self.row("graph", batch=rows, identical=torch.equal(*bits))
             self.tell_rates("graph", rows, rates)
+        for rows in self.options.exact_batches:
+            with tools.attention(self.device, SDPBackend.MATH):
+                self.compare_graphs(models, rows)
+            free()
 
     @torch.no_grad()
-    def replay(self, model: Any, rows: int, count: int) -> tuple[float, torch.Tensor]:
-        """Tokens a second of a captured decode step, and the last logits."""
+    def compare_graphs(self, models: dict[str, Any], rows: int) -> None:
+        """Logits of both models' graphs, bit for bit, at each greedy step of BF16's tokens."""
+        steps, warm = self.options.steps, 5
+        token = torch.empty(rows, 1, dtype=torch.int64, device=self.device)
+        graphs, caches = [], []  # graphs do not keep the caches that they write to
+        for model in models.values():
+            cache = transformers.StaticCache(config=model.config, max_cache_len=32 + warm + steps)
+            prompt = self.prompt(rows, 32)
+            first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            token.copy_(first[:, -1:].argmax(-1))
+            graphs.append(tools.capture(partial(self.one_step, model, token, cache)))
+            caches.append(cache)
+        each = []
+        for _ in range(steps):
+            for graph, _ in graphs:
+                graph.replay()
+            logits = [logits for _, logits in graphs]
+            each.append((logits[0].view(torch.int16) == logits[1].view(torch.int16)).all())
+            token.copy_(logits[0][:, -1:].argmax(-1))
+        self.tell_first_difference("graph", each, batch=rows, prompt=32, attention="plain")
+        for graph, _ in graphs:
+            graph.reset()
+
+    def one_step(self, model: Any, token: torch.Tensor, cache: Any) -> torch.Tensor:
+        logits: torch.Tensor = model(token, past_key_values=cache, use_cache=True).logits
+        return logits
+
+    @torch.no_grad()
+    def replay(self, model: Any, rows: int, count: int) -> float:
+        """Tokens a second of a captured decode step."""
         prompt = self.prompt(rows, 32)
         cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
         first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         token = first[:, -1:].argmax(-1)
 
-        def step() -> torch.Tensor:
-            logits = model(token, past_key_values=cache, use_cache=True).logits
-            # Random weights give equal largest logits now and then, of which argmax takes any.
-            token.add_(1).remainder_(self.config.vocab_size)
-            return logits
-
-        graph, logits = tools.capture(step)
+        graph, _ = tools.capture(partial(self.one_step, model, token, cache))
         best = min(self.seconds(lambda: [graph.replay() for _ in range(count)]) for _ in range(3))
-        last = logits.cpu()
         graph.reset()
-        return rows * count / best, last
+        return rows * count / best
 
     def budget(self) -> None:
         """Tokens a second, in each round, of a model of which not all fits."""

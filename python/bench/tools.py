@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--device": {"type": device_of, "default": "auto", "help": "a GPU, if there is one"},
     "--layout": {"choices": ["gap", "tile"], "help": "how weights are stored"},
     "--mode": {"choices": ["exact", "fused"], "default": "exact"},
-    "--residence": {"choices": ["stored", "fast", "auto"], "default": "stored"},
+    "--residence": {"choices": ["stored", "fast", "auto"], "default": "auto"},
     "--work": {"type": Path, "default": scratch() / "df11-bench", "help": "where models are kept"},
     "--out": {"type": Path, "help": "rows are appended to this file"},
 }

@@ -29,6 +29,7 @@ STORED, FAST = 0, 1
 MULTIPLIED = STORED, FAST
 #: PyTorch's dtype of each kind.
 DTYPES = tuple(known_dtype_of("of a kind", name) for name in _native.KINDS)
+_KINDS = range(len(DTYPES))
 _TILES, _STRIPS = ("codebook", "records", "bits", "plane", "table"), ("strips", "entries")
 #: Arrays of a matrix, by kind, in their order.
 ARRAYS = tuple(_STRIPS if kind == FAST else _TILES for kind in range(len(DTYPES)))
@@ -86,6 +87,8 @@ def parts_of(numbers: Sequence[int]) -> list[Part]:
 
 
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
+    if len(parts) == PART:  # one part, at each product
+        return parts[5] - parts[4], parts[7] - parts[6]
     _check_count(parts)
     heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))
     return sum(heights), parts[7] - parts[6]
@@ -94,7 +97,8 @@ def shape_of(parts: Sequence[int]) -> tuple[int, int]:
 def dtype_of_parts(parts: Sequence[int]) -> torch.dtype:
     """The dtype of their weights. Raises `ValueError` for an unknown kind."""
     _check_count(parts)
-    _check_kinds(parts[:1])
+    if parts[0] not in _KINDS:
+        _check_kinds(parts[:1])
     return DTYPES[parts[0]]
 
 
@@ -104,7 +108,7 @@ def _check_count(parts: Sequence[int]) -> None:
 
 
 def _check_kinds(kinds: Sequence[Any]) -> None:
-    if not kinds or any(kind not in range(len(DTYPES)) for kind in kinds):
+    if not kinds or any(kind not in _KINDS for kind in kinds):
         raise ValueError(f"the kind of a part is a number from 0 to {len(DTYPES) - 1}")
     if len(several := {DTYPES[kind] for kind in kinds}) > 1:
         raise ValueError(f"parts of several dtypes: {', '.join(sorted(map(str, several)))}")

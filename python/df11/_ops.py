@@ -191,10 +191,19 @@ library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
     """Memory for the products. Raises `RuntimeError` if x or a bias does not match."""
     heights = _heights(parts, counts)
+    _check_products(x, parts, heights, biases)
+    return _outputs(x, heights)
+
+
+def _check_products(x: Tensor, parts: Numbers, heights: Numbers, biases: Biases) -> None:
     for height, bias in zip(heights, biases, strict=True):
         if fault := _fault(x, parts, height, bias):
             raise RuntimeError(fault)
-    return [x.new_empty((*x.shape[:-1], height)) for height in heights]
+
+
+def _outputs(x: Tensor, heights: Numbers) -> list[Tensor]:
+    before = x.shape[:-1]
+    return [x.new_empty((*before, height)) for height in heights]
 
 
 @operator(
@@ -256,6 +265,7 @@ def _in_fastest_order(
     kernels = product(arrays, parts, index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
         return None
+    _check_products(x, parts, _heights(parts, counts), biases)
     arrays = _copied_to_gpu(arrays, parts, index)
     kernels = product(arrays, parts, index) or kernels
     return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
@@ -276,12 +286,12 @@ def in_order(
     """
     if not x.is_cuda:
         return None
-    heights = _heights(parts, counts)
-    if any(map(partial(_fault, x, parts), heights, biases)):
-        return None
     index, rows = x.device.index, _rows_of_x(x)
     kernels = product(arrays, parts, index)
     if kernels is None or not 0 < rows < kernels.crossover_rows:
+        return None
+    heights = _heights(parts, counts)
+    if any(map(partial(_fault, x, parts), heights, biases)):
         return None
     orders = [
         order_of(x, height + padding, bias, framework, _trial)
@@ -290,12 +300,14 @@ def in_order(
     splits = [order.splits for order in orders]
     if not all(splits) or not kernels.keeps_order(rows, _of_parts(splits, counts)):
         return None
+    if not arrays[0].is_cuda:
+        arrays = _copied_to_gpu(arrays, parts, index)
+        kernels = product(arrays, parts, index) or kernels
+    if not any(order.is_bias_apart for order in orders):
+        return _multiply_in_kernels(kernels, x, parts, counts, biases, splits)
     inner = [
         None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
     ]
-    arrays = _copied_to_gpu(arrays, parts, index)
-    if not arrays[0].is_cuda:
-        kernels = product(arrays, parts, index) or kernels
     outputs = _multiply_in_kernels(kernels, x, parts, counts, inner, splits)
     return [
         y + bias if bias is not None and order.is_bias_apart else y
@@ -337,7 +349,7 @@ def orders(
 
 
 def _rows_of_x(x: Tensor) -> int:
-    return prod(x.shape[:-1])
+    return x.shape[:-1].numel()
 
 
 def _of_parts(splits: Sequence[int], counts: Numbers) -> list[int]:
@@ -352,21 +364,24 @@ def _multiply_in_kernels(
     biases: Biases,
     splits: Sequence[int],
 ) -> list[Tensor]:
-    """Products in these numbers of splits, one for each weight; 0: the fastest order."""
+    """Products of x and biases that were checked, in these numbers of splits, one for each weight;
+    0: the fastest order.
+    """
     index, columns = x.device.index, parts[7] - parts[6]
-    outputs = _products(x, parts, counts, biases)
-    flat = x if x.dim() == 2 else x.reshape(-1, columns)
-    rows = flat.shape[0]
-    if flat.stride(1) != 1 or (rows > 1 and flat.stride(0) < columns):
-        flat = flat.contiguous()
+    outputs = _outputs(x, _heights(parts, counts))
+    rows, pitch = _rows_of_x(x), columns
+    if not x.is_contiguous():
+        x = x.reshape(-1, columns)
+        if x.stride(1) != 1 or (rows > 1 and x.stride(0) < columns):
+            x = x.contiguous()
+        pitch = x.stride(0) if rows > 1 else columns
     if rows == 0:
         return outputs
     stream, size = raw_stream(index), kernels.workspace_bytes(rows)
     memory = workspace(index, stream, size) if size else None
     address = 0 if memory is None else memory.data_ptr()
     places = _places(parts, counts, outputs, biases, splits)
-    pitch = flat.stride(0) if rows > 1 else columns
-    kernels.multiply(flat.data_ptr(), rows, pitch, places, address, stream)
+    kernels.multiply(x.data_ptr(), rows, pitch, places, address, stream)
     return outputs
 
 

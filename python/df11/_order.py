@@ -15,7 +15,8 @@ must give all bits, and every other s must differ in thousands of outputs. Other
 not known, and weights are decoded for the framework's product.
 
 A result holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept in the
-process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured.
+process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured, nor when x
+has many rows for the first time.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ _MOST_ALIGNED = 256
 _INVARIANT_ROWS = 16
 #: Weights that are generated at once.
 _SLICE_WEIGHTS = 1 << 22
+#: Cases with more rows of x are measured when they come for the second time. Prompts have many
+#: lengths, and measuring takes longer than a few products save.
+_MOST_ROWS_AT_ONCE = 256
 #: The most cases in a process. Then all are forgotten, and read from disk again.
 _MOST_CASES = 1 << 15
 _BF16 = torch.bfloat16
@@ -102,6 +106,8 @@ Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 _lock = Lock()
 #: Orders by GPU and case.
 _known: dict[tuple[int, Case], Order] = {}
+#: Cases that came once, and were not measured.
+_once: set[tuple[int, Case]] = set()
 _caches: dict[int, OrderCache] = {}
 
 
@@ -110,8 +116,9 @@ def order_of(
 ) -> Order:
     """The order of the framework's product of x, on a GPU, with `rows` rows of W. Takes
     microseconds for a known case. Measures another case, which waits for the GPU for milliseconds
-    and takes 3.5 bytes of its memory per weight. While a graph is captured, another case is not
-    known.
+    and takes 3.5 bytes of its memory per weight and 7 per element of y. Does not measure while a
+    graph is captured, nor a case with more than `_MOST_ROWS_AT_ONCE` rows of x when it comes for
+    the first time: then the order is not known.
     """
     case = _case(x, rows, bias, framework)
     index = x.device.index
@@ -121,9 +128,19 @@ def order_of(
     with _lock:
         if (kept := _recall(index, case)) is not None:
             return kept
-        if torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing() or not _comes_again(index, case):
             return UNKNOWN
         return _find(x.device, [case], framework, kernels)[0]
+
+
+def _comes_again(index: int, case: Case) -> bool:
+    """Whether to measure a case now."""
+    if case.x_rows <= _MOST_ROWS_AT_ONCE or (index, case) in _once:
+        return True
+    if len(_once) >= _MOST_CASES:
+        _once.clear()
+    _once.add((index, case))
+    return False
 
 
 def prepare(

@@ -254,8 +254,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Case]:
 
     monkeypatch.setattr(_order, "Probe", Counted)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(_order, "_known", {})
-    monkeypatch.setattr(_order, "_caches", {})
+    forget(monkeypatch)
     monkeypatch.setattr(
         OrderCache, "of_gpu", classmethod(lambda cls, index: cls(tmp_path, {"gpu": index}))
     )
@@ -279,6 +278,7 @@ def ask(*shape: int, bias: bool = False) -> Order:
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets everything, as the next process does."""
     monkeypatch.setattr(_order, "_known", {})
+    monkeypatch.setattr(_order, "_once", set())
     monkeypatch.setattr(_order, "_caches", {})
 
 
@@ -344,6 +344,23 @@ def test_nothing_is_measured_in_a_capture(
     assert len(measured) == 1
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert ask(3, COLUMNS) == Order(3)  # the capture's answer was for the capture alone
+
+
+def test_many_rows_are_measured_when_they_come_again(
+    measured: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of many lengths come once, and the steps of a diffusion model have one."""
+    assert [ask(256, COLUMNS), ask(257, COLUMNS), ask(1, 259, COLUMNS)] == [
+        Order(1),
+        *2 * [UNKNOWN],
+    ]
+    assert [ask(1, 257, COLUMNS), ask(258, COLUMNS)] == 2 * [UNKNOWN]
+    assert len(measured) == 1
+    assert [ask(257, COLUMNS), ask(1, 259, COLUMNS)] == [Order(2), Order(4)]
+    assert [case.x_rows for case in measured] == [256, 257, 259]
+    forget(monkeypatch)
+    assert ask(257, COLUMNS) == Order(2)  # from disk
+    assert len(measured) == 3
 
 
 def test_many_are_measured_with_one_weight(measured: list[Case]) -> None:

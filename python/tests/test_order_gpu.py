@@ -13,7 +13,7 @@ from torch.nn import functional
 from weights import same
 
 import df11
-from df11 import _native, _ops, _order
+from df11 import _matrices, _native, _ops, _order
 from df11._encoding import encode, pack_dense
 from df11._experts import MOST_ROUTED
 from df11._tensor import CompressedTensor
@@ -30,6 +30,7 @@ X_ROWS = [1, 2, 7, 8, 16, 17, 32, 64, 128]
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DF11_ORDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_order, "_known", {})
+    monkeypatch.setattr(_order, "_once", set())
     monkeypatch.setattr(_order, "_caches", {})
 
 
@@ -108,6 +109,22 @@ def test_products_have_pytorchs_bits(
         functional.linear(x[:1], tensor)
         functional.linear(x[:8], tensor)
         assert not decoded
+
+
+@pytest.mark.parametrize("rows", [257, 2048, 3073, 4608])
+@torch.no_grad()
+def test_many_rows_are_multiplied_when_they_come_again(rows: int, decoded: list[Any]) -> None:
+    """By one launch or several, where decoding first takes longer."""
+    w, x = inputs("cancelling", 1024, 2048, rows)
+    tensor = compressed(w, "fast")
+    kernels = _matrices.product(tensor._arrays, tensor.flat_parts, 0)
+    expected = functional.linear(x, w)
+    for time in range(3):
+        decoded.clear()
+        assert same(functional.linear(x, tensor), expected)
+        if keeps_orders():
+            assert kernels is not None
+            assert bool(decoded) == (time == 0 or rows >= kernels.crossover_rows)
 
 
 @torch.no_grad()

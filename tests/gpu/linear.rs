@@ -463,6 +463,8 @@ fn sums_are_added_in_the_order_of_the_splits() {
     }
     // More stages than shared memory has room for, also on an emulated GPU.
     add_in_order(&gpu, (20, 4104), 1, &[3, 30], &mut state);
+    // More rows than a launch takes; the second launch has another kernel.
+    add_in_order(&gpu, (20, 136), 1, &[3077], &mut state);
 }
 
 #[test]

@@ -23,8 +23,11 @@ pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
 /// Most rows of x per band, of each kernel whose blocks have even shares of all stages; for more
 /// than 128 rows of x.
 pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
-/// Most rows of x that one launch multiplies.
-pub(super) const MANY_ROWS: u64 = 8 * LARGE_CLASSES[1];
+/// Most rows of x that one launch multiplies. 12 bands by 11 shares are all 132 blocks that an H100
+/// or H200 runs at once. With more rows the launch becomes slower than several: L2 no longer holds
+/// the columns of x that blocks read at about the same time
+/// (`benches/record/2026-11-28-many-rows-h100.md`).
+pub(super) const MANY_ROWS: u64 = 12 * LARGE_CLASSES[1];
 /// Most splits to choose from if the caller asks for none.
 const FREE_SPLITS: u64 = 4;
 

@@ -16,7 +16,7 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 ///
 /// Each matrix may be as stored or in the fast layout. x may have any number of rows; several
 /// launches multiply them if necessary: 16 rows at once (fewer with matrices as stored if blocks
-/// have little shared memory), or with compute capability 9.0 64 with matrices as stored and 2048
+/// have little shared memory), or with compute capability 9.0 64 with matrices as stored and 3072
 /// with matrices in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
 /// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library.
 ///
