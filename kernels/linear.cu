@@ -1,5 +1,5 @@
 // Multiplies by matrices in the fast layout (spec/gpu.md), and makes that layout from BF16: y = x
-// W^T (+ bias), up to 2048 rows of x. Nothing is decoded to memory: the kernels read 12.02 bits per
+// W^T (+ bias), up to 3072 rows of x. Nothing is decoded to memory: the kernels read 12.02 bits per
 // weight, a BF16 product 16. This head describes the kernels for up to 16 rows. Files with heads of
 // their own have the others: linear_wide.cuh and linear_large.cuh more rows; linear_few.cuh the
 // order of a plan of the sum, and few rows of experts on compute capability 9.0;

@@ -32,6 +32,9 @@ using namespace linear;
 #include "linear_host.hpp"
 #include "linear_times.hpp"
 
+// Rows of x that a launch multiplies at most (src/gpu/linear/many.rs).
+static constexpr u32 MANY_ROWS = 12 * LARGE_ROWS;
+
 // --- other depths and clusters
 
 // Eights, stages, blocks per cluster.
@@ -347,7 +350,7 @@ static bool check_wide(const Context& c) {
     good &= check_each<Fast>(c, {{512, 2048}, {300, 4096}, {33, 264}}, {257, 300, 384, 512, 700},
                              {1, 0}, seed);
     good &= check_each<Fast>(c, {{4096, 4096}}, {384}, {0}, seed);
-    good &= check_each<Fast>(c, {{1024, 4096}}, {8 * LARGE_ROWS}, {0}, seed);
+    good &= check_each<Fast>(c, {{1024, 4096}}, {MANY_ROWS}, {0}, seed);
     for (u32 x_rows : {17u, 64u, 128u, 192u, 500u})
         good &= check_parts<Fast>(c, {1000, 992, 520}, 2100, 512, 1588, x_rows),
             good &= check_parts<Fast>(c, {320, 64, 160}, 4096, 256, 1024, x_rows);
@@ -582,7 +585,7 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
     if (mode == "sums") return sums<Fast>(c, number, rows), 0;
     if (mode == "crossover")
-        return crossover(c, number, ring ? LINEAR_ROWS : 8 * LARGE_ROWS, rows), 0;
+        return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
     return 2;
 }
 int main(int argc, char** argv) {

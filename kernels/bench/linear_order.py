@@ -2,7 +2,7 @@
 """Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
 
     python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits] [many]
-        [image]
+        [most] [image]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
 number of rows of x, the splits whose sums equal PyTorch's, with weights and inputs that cancel, and
@@ -10,8 +10,9 @@ counts the outputs that differ on three kinds of inputs. `forms` compares slices
 in a launch, strides and addresses of x with products of the plain form. `times` measures
 microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
 rounds. `mixture` measures products with experts, with places by offsets and in blocks. `splits`
-measures ours with other splits than PyTorch's. `many` gives bits and times of 17 to 8,192 rows of
-x, `image` those of FLUX.1's matrices; both also decode first.
+measures ours with other splits than PyTorch's. `many` gives bits and times of 17 rows of x and
+more, `most` times of 2,048 and more, `image` those of FLUX.1's matrices; from 256 rows on also of
+decoding first.
 """
 
 import statistics

@@ -88,8 +88,7 @@ class Shape:
 
     def check(self, x_rows: int, with_bias: bool) -> dict[str, Any]:
         bias = self.bias if with_bias else None
-        # Products below multiply in this order, which would be measured at the second one of many
-        # rows.
+        # Measures the order now; with many rows, products would only do so at their second call.
         shape, product_of = (self.rows, self.columns), (with_bias, _order.LINEAR, _ops._trial)
         (order,) = _order.prepare(GPU, shape, [x_rows], *product_of)
         different = {}

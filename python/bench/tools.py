@@ -50,7 +50,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--device": {"type": device_of, "default": "auto", "help": "a GPU, if there is one"},
     "--layout": {"choices": ["gap", "tile"], "help": "how weights are stored"},
     "--mode": {"choices": ["exact", "fused"], "default": "exact"},
-    "--residence": {"choices": ["stored", "fast", "auto"], "default": "auto"},
+    "--residence": {
+        "choices": ["stored", "fast", "auto"],
+        "default": "auto",
+        "help": "records before 2026-11-28: stored",
+    },
     "--work": {"type": Path, "default": scratch() / "df11-bench", "help": "where models are kept"},
     "--out": {"type": Path, "help": "rows are appended to this file"},
 }

@@ -196,7 +196,8 @@ def _grouped_in_order(
     if grouped(arrays, parts, experts, x.device.index) is None:
         return None
     framework, kernels = _of_experts(experts)
-    if order_of(x, shape_of(parts)[0], None, framework, kernels).splits != 1:
+    address = arrays[0].data_ptr()
+    if order_of(x, shape_of(parts)[0], None, framework, kernels, address).splits != 1:
         return None
     offsets = torch.cat([offs.new_zeros(1), offs])
     return grouped_linear(x, offsets, None, arrays, parts, experts)
@@ -223,7 +224,7 @@ def _of_experts(experts: int) -> tuple[Framework, Kernels]:
             return None
         return grouped_linear(x, offsets(x), None, arrays, part, experts)
 
-    return Framework(f"torch._grouped_mm of {experts}", multiply), kernels
+    return Framework(f"torch._grouped_mm of {experts}", multiply, experts=experts), kernels
 
 
 def _grouped_setup(ctx: Any, inputs: Any, output: Any) -> None:

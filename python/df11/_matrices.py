@@ -87,7 +87,7 @@ def parts_of(numbers: Sequence[int]) -> list[Part]:
 
 
 def shape_of(parts: Sequence[int]) -> tuple[int, int]:
-    if len(parts) == PART:  # one part, at each product
+    if len(parts) == PART:  # the usual case, on the path of every product
         return parts[5] - parts[4], parts[7] - parts[6]
     _check_count(parts)
     heights = (parts[at + 5] - parts[at + 4] for at in range(0, len(parts), PART))

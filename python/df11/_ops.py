@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from math import prod
 from typing import Any
 
 import torch
@@ -161,11 +160,12 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     """y = x Wᵀ (+ bias), for x of [..., C]: [..., R].
 
     With `exact`, and always on the CPU, y has the bits of `torch.nn.functional.linear` with the
-    decoded weights. If x has few rows and that function's order of additions is known (`_order`),
-    kernels multiply in this order without decoding to memory. Otherwise W is decoded (to all of its
-    bytes, freed after the product) and PyTorch multiplies. Without `exact` kernels multiply in
-    their fastest order; for many rows of x, and by other floats than BF16, at most 60 MB at a time
-    are decoded before each product, and x and bias must have the dtype of the weights. Gradients
+    decoded weights. If that function's order of additions is known (`_order`), and decoding first
+    is not faster, kernels multiply in this order without decoding to memory. Otherwise W is decoded
+    (to all of its bytes, freed after the product) and PyTorch multiplies. Without `exact` kernels
+    multiply in their fastest order; for many rows of x, and by other floats than BF16, at most
+    60 MB at a time are decoded before each product, and x and bias must have the dtype of the
+    weights. Gradients
     flow to x and bias; the backward pass decodes W anew. Raises the errors of `decode`;
     `RuntimeError` for x or bias of a wrong shape or dtype.
     """
@@ -286,16 +286,17 @@ def in_order(
     """
     if not x.is_cuda:
         return None
+    heights = _heights(parts, counts)
+    if any(map(partial(_fault, x, parts), heights, biases)):
+        return None
     index, rows = x.device.index, _rows_of_x(x)
     kernels = product(arrays, parts, index)
     if kernels is None or not 0 < rows < kernels.crossover_rows:
         return None
-    heights = _heights(parts, counts)
-    if any(map(partial(_fault, x, parts), heights, biases)):
-        return None
+    address = arrays[0].data_ptr()
     orders = [
-        order_of(x, height + padding, bias, framework, _trial)
-        for height, bias in zip(heights, biases, strict=True)
+        order_of(x, height + padding, bias, framework, _trial, address + at)
+        for at, (height, bias) in enumerate(zip(heights, biases, strict=True))
     ]
     splits = [order.splits for order in orders]
     if not all(splits) or not kernels.keeps_order(rows, _of_parts(splits, counts)):
@@ -334,7 +335,7 @@ def orders(
     padding: int = 0,
 ) -> dict[int, bool]:
     """For each number of rows of x, whether the order of a framework's products with a weight on a
-    GPU is known. Numbers: these (or one) up to the kernels' limit, and all requested before.
+    GPU is known. Numbers: these (or one) up to the kernels' limit, and all measured before.
     Measures unknown orders, as `_order.prepare` says. Empty if no kernel multiplies by the weight.
     """
     device = next(array.device for array in reversed(arrays) if array.is_cuda)
@@ -364,8 +365,8 @@ def _multiply_in_kernels(
     biases: Biases,
     splits: Sequence[int],
 ) -> list[Tensor]:
-    """Products of x and biases that were checked, in these numbers of splits, one for each weight;
-    0: the fastest order.
+    """Multiplies without checking x and biases. `splits`: one number for each weight; 0 is the
+    fastest order.
     """
     index, columns = x.device.index, parts[7] - parts[6]
     outputs = _outputs(x, _heights(parts, counts))

@@ -15,8 +15,9 @@ must give all bits, and every other s must differ in thousands of outputs. Other
 not known, and weights are decoded for the framework's product.
 
 A result holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept in the
-process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured, nor when x
-has many rows for the first time.
+process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured. With many
+rows of x a case is measured when the same weight meets it again: prompts have many lengths, most of
+which come once, and measuring takes longer than the products of one prompt save.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ _MOST_ALIGNED = 256
 _INVARIANT_ROWS = 16
 #: Weights that are generated at once.
 _SLICE_WEIGHTS = 1 << 22
-#: Cases with more rows of x are measured when they come for the second time. Prompts have many
-#: lengths, and measuring takes longer than a few products save.
-_MOST_ROWS_AT_ONCE = 256
+#: The most tokens of a case that is measured when it comes for the first time, and a usual number
+#: of experts of a token.
+_TOKENS_AT_ONCE, _EXPERTS_PER_TOKEN = 256, 8
+#: The most bytes for x and y of a case that is measured.
+_MOST_BYTES = 3 << 30
+#: The most weights that wait for a case to come again. Then all are forgotten.
+_MOST_WAITING = 1 << 12
 #: The most cases in a process. Then all are forgotten, and read from disk again.
 _MOST_CASES = 1 << 15
 _BF16 = torch.bfloat16
@@ -75,6 +80,13 @@ class Framework(NamedTuple):
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     #: Whether the bits of a row of y do not depend on the other rows of x.
     is_batch_invariant: bool = False
+    #: How many matrices W stacks, if each row of x is multiplied by one of them.
+    experts: int = 1
+
+    @property
+    def rows_at_once(self) -> int:
+        """The most rows of x of a case that is measured when it comes for the first time."""
+        return _TOKENS_AT_ONCE * (1 if self.experts == 1 else _EXPERTS_PER_TOKEN)
 
 
 LINEAR = Framework("torch.nn.functional.linear", functional.linear)
@@ -106,19 +118,19 @@ Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 _lock = Lock()
 #: Orders by GPU and case.
 _known: dict[tuple[int, Case], Order] = {}
-#: Cases that came once, and were not measured.
-_once: set[tuple[int, Case]] = set()
+#: For each case that is not measured yet, the weight that met it first.
+_waiting: dict[tuple[int, Case], int] = {}
 _caches: dict[int, OrderCache] = {}
 
 
 def order_of(
-    x: Tensor, rows: int, bias: Tensor | None, framework: Framework, kernels: Kernels
+    x: Tensor, rows: int, bias: Tensor | None, framework: Framework, kernels: Kernels, weight: int
 ) -> Order:
     """The order of the framework's product of x, on a GPU, with `rows` rows of W. Takes
     microseconds for a known case. Measures another case, which waits for the GPU for milliseconds
-    and takes 3.5 bytes of its memory per weight and 7 per element of y. Does not measure while a
-    graph is captured, nor a case with more than `_MOST_ROWS_AT_ONCE` rows of x when it comes for
-    the first time: then the order is not known.
+    and takes 3.5 bytes of its memory per weight, 9 per element of x and 7 per element of y. Does
+    not measure while a graph is captured. Measures more rows of x than `framework.rows_at_once`
+    only for a weight that had this case before; `weight` tells weights apart.
     """
     case = _case(x, rows, bias, framework)
     index = x.device.index
@@ -128,19 +140,22 @@ def order_of(
     with _lock:
         if (kept := _recall(index, case)) is not None:
             return kept
-        if torch.cuda.is_current_stream_capturing() or not _comes_again(index, case):
+        if torch.cuda.is_current_stream_capturing():
+            return UNKNOWN
+        if case.x_rows > framework.rows_at_once and _must_wait(index, case, weight):
             return UNKNOWN
         return _find(x.device, [case], framework, kernels)[0]
 
 
-def _comes_again(index: int, case: Case) -> bool:
-    """Whether to measure a case now."""
-    if case.x_rows <= _MOST_ROWS_AT_ONCE or (index, case) in _once:
-        return True
-    if len(_once) >= _MOST_CASES:
-        _once.clear()
-    _once.add((index, case))
-    return False
+def _must_wait(index: int, case: Case, weight: int) -> bool:
+    """Whether this weight has a case for the first time. Remembers who waits."""
+    if _waiting.get((index, case)) == weight:
+        del _waiting[index, case]
+        return False
+    if len(_waiting) >= _MOST_WAITING:
+        _waiting.clear()
+    _waiting.setdefault((index, case), weight)
+    return True
 
 
 def prepare(
@@ -172,7 +187,7 @@ def prepare(
 
 
 def summary(index: int, rows: int, columns: int) -> dict[int, bool]:
-    """For each number of rows of x that was requested, with W of this shape on a GPU: whether the
+    """For each number of rows of x that was measured, with W of this shape on a GPU: whether the
     order is known in all its cases.
     """
     result: dict[int, bool] = {}
@@ -319,6 +334,9 @@ class Probe:
     def order(self, case: Case) -> Order:
         """The one order among the kernels' that gives the framework's bits. Waits."""
         if self.packed is None or not _is_dense(case) or not case.x_rows:
+            return UNKNOWN
+        height = self.rows // self.framework.experts
+        if case.x_rows * (9 * self.columns + 7 * height) > _MOST_BYTES:
             return UNKNOWN
         if splits := self._splits(case, False):
             return Order(splits)

@@ -269,16 +269,16 @@ def aligned(*shape: int, alignment: int = 256) -> Tensor:
     return memory[first : first + count].view(shape)
 
 
-def ask(*shape: int, bias: bool = False) -> Order:
+def ask(*shape: int, bias: bool = False, weight: int = 1) -> Order:
     x: Any = Gpu(aligned(*shape))
     added = aligned(ROWS) if bias else None
-    return _order.order_of(x, ROWS, added, framework(1), kernels)
+    return _order.order_of(x, ROWS, added, framework(1), kernels, weight)
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets everything, as the next process does."""
     monkeypatch.setattr(_order, "_known", {})
-    monkeypatch.setattr(_order, "_once", set())
+    monkeypatch.setattr(_order, "_waiting", {})
     monkeypatch.setattr(_order, "_caches", {})
 
 
@@ -316,7 +316,7 @@ def test_what_may_change_the_order_is_another_case(
         matmul.allow_bf16_reduced_precision_reduction = before
     else:
         odd: Any = Gpu(aligned(1, COLUMNS, alignment=16))
-        _order.order_of(odd, ROWS, None, framework(1), kernels)
+        _order.order_of(odd, ROWS, None, framework(1), kernels, 1)
         assert measured[1].alignment == 16
     assert len(measured) == 2
     assert measured[0] != measured[1]
@@ -346,21 +346,39 @@ def test_nothing_is_measured_in_a_capture(
     assert ask(3, COLUMNS) == Order(3)  # the capture's answer was for the capture alone
 
 
-def test_many_rows_are_measured_when_they_come_again(
+def test_many_rows_are_measured_when_a_weight_meets_them_again(
     measured: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of many lengths come once, and the steps of a diffusion model have one."""
-    assert [ask(256, COLUMNS), ask(257, COLUMNS), ask(1, 259, COLUMNS)] == [
-        Order(1),
-        *2 * [UNKNOWN],
-    ]
-    assert [ask(1, 257, COLUMNS), ask(258, COLUMNS)] == 2 * [UNKNOWN]
-    assert len(measured) == 1
-    assert [ask(257, COLUMNS), ask(1, 259, COLUMNS)] == [Order(2), Order(4)]
-    assert [case.x_rows for case in measured] == [256, 257, 259]
+    """Prompts of many lengths come once, and the steps of a diffusion model have one length. Layers
+    of a model have weights of one shape.
+    """
+
+    def forward(count: int) -> list[Order]:
+        return [ask(count, COLUMNS, weight=layer) for layer in range(4)]
+
+    assert forward(256) == 4 * [Order(1)]
+    assert forward(257) == forward(259) == 4 * [UNKNOWN]
+    assert [case.x_rows for case in measured] == [256]
+    assert forward(257) == 4 * [Order(2)]
+    assert forward(258) == 4 * [UNKNOWN]
+    assert [case.x_rows for case in measured] == [256, 257]
     forget(monkeypatch)
-    assert ask(257, COLUMNS) == Order(2)  # from disk
-    assert len(measured) == 3
+    assert forward(257) == 4 * [Order(2)]  # from disk
+    assert forward(259) == 4 * [UNKNOWN]
+    assert len(measured) == 2
+
+
+def test_tokens_of_experts_have_several_rows(measured: list[Case]) -> None:
+    experts = framework(1)._replace(experts=4)
+    for count in (2048, 2049):
+        x: Any = Gpu(aligned(count, COLUMNS))
+        _order.order_of(x, ROWS, None, experts, kernels, 1)
+    assert [case.x_rows for case in measured] == [2048]
+
+
+def test_a_case_that_takes_too_much_memory_is_not_measured() -> None:
+    tested = probe(framework(1))
+    assert tested.order(case((1 << 29) // COLUMNS, COLUMNS)) == UNKNOWN
 
 
 def test_many_are_measured_with_one_weight(measured: list[Case]) -> None:

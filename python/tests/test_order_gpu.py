@@ -30,7 +30,7 @@ X_ROWS = [1, 2, 7, 8, 16, 17, 32, 64, 128]
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DF11_ORDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_order, "_known", {})
-    monkeypatch.setattr(_order, "_once", set())
+    monkeypatch.setattr(_order, "_waiting", {})
     monkeypatch.setattr(_order, "_caches", {})
 
 
@@ -111,11 +111,14 @@ def test_products_have_pytorchs_bits(
         assert not decoded
 
 
-@pytest.mark.parametrize("rows", [257, 2048, 3073, 4608])
+@pytest.mark.parametrize("rows", [257, 2048, 3072, 3073, 4608])
+@pytest.mark.parametrize("shape", [(1024, 2048), (6144, 4096), (4096, 14336)])
 @torch.no_grad()
-def test_many_rows_are_multiplied_when_they_come_again(rows: int, decoded: list[Any]) -> None:
+def test_many_rows_are_multiplied_when_they_come_again(
+    shape: tuple[int, int], rows: int, decoded: list[Any]
+) -> None:
     """By one launch or several, where decoding first takes longer."""
-    w, x = inputs("cancelling", 1024, 2048, rows)
+    w, x = inputs("cancelling", *shape, rows)
     tensor = compressed(w, "fast")
     kernels = _matrices.product(tensor._arrays, tensor.flat_parts, 0)
     expected = functional.linear(x, w)

@@ -38,11 +38,12 @@ const H200: Gpu = ((9, 0), 6016);
 /// take more than decoding and cuBLASLt. So on any GPU one launch is the limit.
 ///
 /// In the fast layout a launch takes 3072 rows, and more rows take several. On the H100 3072 rows
-/// take 2021, and 2420 decoded. Decoding then costs 417 to 556, whatever the rows, and each further
-/// launch about 100 more than cuBLASLt: with 8192 rows, the most that were measured, three launches
-/// take 5384, and decoding first 5678 (`benches/record/2026-11-28-many-rows-h100.md`). On the H200
-/// 1024 rows take 675, and 844 decoded; each further 512 take 310 and 298, so that 2048 are still
-/// faster. More were not measured there.
+/// take 2021, and 2420 decoded. Decoding first takes 3044 with 4096 rows, 3415 with 4608, 4329 with
+/// 6144, 5678 with 8192. By the times of single launches (622 with 1024 rows, 1342 with 2048),
+/// several take 2643, at most 3363, 4042 and 5384; launches were not timed one after the other, and
+/// more rows not at all (`benches/record/2026-11-28-many-rows-h100.md`). On the H200 1024 rows take
+/// 675, and 844 decoded; each further 512 take 310 and 298, so that 2048 are still faster. More
+/// were not measured there.
 const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 8193]), (H200, [65, 2049])];
 
 /// Estimates by bytes alone for a GPU that nobody has measured: decoding reads 11 or 12 bits per

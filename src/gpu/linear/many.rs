@@ -24,8 +24,8 @@ pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
 /// than 128 rows of x.
 pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
 /// Most rows of x that one launch multiplies. 12 bands by 11 shares are all 132 blocks that an H100
-/// or H200 runs at once. With more rows the launch becomes slower than several: L2 no longer holds
-/// the columns of x that blocks read at about the same time
+/// or H200 runs at once. Several launches take less time than one with more rows, probably because
+/// L2 does not hold the columns of x that its blocks read
 /// (`benches/record/2026-11-28-many-rows-h100.md`).
 pub(super) const MANY_ROWS: u64 = 12 * LARGE_CLASSES[1];
 /// Most splits to choose from if the caller asks for none.
@@ -44,6 +44,10 @@ const LARGE_STAGE: [u64; 2] = [600, 720];
 const ENDS: u64 = 4000;
 const MEETING: u64 = 1500;
 const HANDING: u64 = 15_000;
+/// Percent of [`LARGE_STAGE`] that a stage takes if shares end inside a group, for x of up to so
+/// many bytes, as measured (`benches/record/2026-11-28-many-rows-h100.md`). Blocks of different
+/// shares then read different columns of x, of which L2 (50 MB) holds a part.
+const HANDED_STAGE: [(u64, u64); 3] = [(16 << 20, 100), (40 << 20, 120), (u64::MAX, 190)];
 
 /// How a launch multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,9 +184,13 @@ impl Shapes<'_> {
         let all = groups.sum::<u64>() * group;
         let even = all.div_ceil((self.processors / bands).max(1)).max(group);
         let whole = even.next_multiple_of(group);
-        let cuts = even * stage + HANDING < whole * stage;
-        let share_stages = if cuts { even } else { whole };
-        let time = share_stages * stage + ENDS + if cuts { HANDING } else { 0 };
+        let x_bytes = 2 * self.x_rows * self.columns;
+        let handed = HANDED_STAGE.iter().find(|(most, _)| x_bytes <= *most);
+        let whole_time = whole * stage;
+        let cut_time = even * stage * handed.map_or(100, |(_, percent)| *percent) / 100 + HANDING;
+        let (share_stages, time) =
+            if cut_time < whole_time { (even, cut_time) } else { (whole, whole_time) };
+        let time = time + ENDS;
         let blocks = all.div_ceil(share_stages) * bands;
         Many { share_stages, ..self.launch(rows, blocks, time) }
     }
@@ -249,6 +257,10 @@ mod tests {
         };
         assert_eq!(large(28_672, 4096, 256), (256, 128, 112));
         assert_eq!(large(4096, 14_336, 2048), (256, 448, 128));
+        // x is larger than L2, so no share ends inside a group.
+        assert_eq!(large(4096, 14_336, 2304), (192, 672, 132));
+        assert_eq!(large(4096, 14_336, MANY_ROWS), (256, 672, 132));
+        assert_eq!(large(6144, 4096, MANY_ROWS), (192, 384, 128));
         // Two blocks multiply one group, one after the other.
         assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
     }

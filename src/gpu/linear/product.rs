@@ -23,7 +23,8 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Sums are f32, and each is rounded once. The bits of y are the same in every run. On one GPU, for
 /// a row that is multiplied with up to 15 others at once, they depend on the matrix, its residence
 /// and the row of x, whatever the others are; with more rows, also on whether there are up to 32,
-/// 64, 128, 192 or 256, and above that on how many 256 there are. If [`LinearOutput::splits`] says
+/// 64, 128, 192 or 256, and above that on how many 256 there are; each 3072 rows are multiplied by
+/// themselves. If [`LinearOutput::splits`] says
 /// in which order sums are added, they depend on nothing else. They never depend on other matrices.
 /// Keeps its matrices alive.
 ///
@@ -95,7 +96,7 @@ impl Linear {
     /// is none. Up to 16 rows need at most 2.4 MB. More rows have other kernels with compute
     /// capability 9.0: matrices as stored then need up to 8.7 MB each for 32 rows, and 17.4 MB for
     /// more; matrices in the fast layout need no more up to 128 rows, and then 393,216 bytes per
-    /// multiprocessor, 51.9 MB, or less if they are small.
+    /// multiprocessor (of at least 16), 51.9 MB, or less if they are small.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
