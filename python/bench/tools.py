@@ -53,7 +53,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--residence": {
         "choices": ["stored", "fast", "auto"],
         "default": "auto",
-        "help": "records before 2026-11-28: stored",
+        "help": "in records before 2026-11-28: stored",
     },
     "--work": {"type": Path, "default": scratch() / "df11-bench", "help": "where models are kept"},
     "--out": {"type": Path, "help": "rows are appended to this file"},

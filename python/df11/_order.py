@@ -51,7 +51,9 @@ _SLICE_WEIGHTS = 1 << 22
 _TOKENS_AT_ONCE, _EXPERTS_PER_TOKEN = 256, 8
 #: The most bytes for x and y of a case that is measured.
 _MOST_BYTES = 3 << 30
-#: The most weights that wait for a case to come again. Then all are forgotten.
+#: How often a case is met, by any weights, until it is measured: the first weight may be gone.
+_MOST_MEETINGS = 1 << 9
+#: The most cases that wait. Then all are forgotten.
 _MOST_WAITING = 1 << 12
 #: The most cases in a process. Then all are forgotten, and read from disk again.
 _MOST_CASES = 1 << 15
@@ -118,8 +120,8 @@ Kernels = Callable[[Tensor, Any, "Tensor | None", int], "Tensor | None"]
 _lock = Lock()
 #: Orders by GPU and case.
 _known: dict[tuple[int, Case], Order] = {}
-#: For each case that is not measured yet, the weight that met it first.
-_waiting: dict[tuple[int, Case], int] = {}
+#: For each case that is not measured yet, the weight that met it first, and how often it was met.
+_waiting: dict[tuple[int, Case], tuple[int, int]] = {}
 _caches: dict[int, OrderCache] = {}
 
 
@@ -148,13 +150,13 @@ def order_of(
 
 
 def _must_wait(index: int, case: Case, weight: int) -> bool:
-    """Whether this weight has a case for the first time. Remembers who waits."""
-    if _waiting.get((index, case)) == weight:
-        del _waiting[index, case]
+    """Whether a case was not met twice by one weight. Remembers that it was met."""
+    first, count = _waiting.pop((index, case), (weight, 0))
+    if (count and first == weight) or count >= _MOST_MEETINGS:
         return False
     if len(_waiting) >= _MOST_WAITING:
         _waiting.clear()
-    _waiting.setdefault((index, case), weight)
+    _waiting[index, case] = first, count + 1
     return True
 
 

@@ -366,6 +366,9 @@ def test_many_rows_are_measured_when_a_weight_meets_them_again(
     assert forward(257) == 4 * [Order(2)]  # from disk
     assert forward(259) == 4 * [UNKNOWN]
     assert len(measured) == 2
+    # Weights that were loaded again lie elsewhere.
+    found = [ask(258, COLUMNS, weight=layer) for layer in range(1000)]
+    assert found[:512] == 512 * [UNKNOWN] and found[512:] == 488 * [Order(3)]
 
 
 def test_tokens_of_experts_have_several_rows(measured: list[Case]) -> None:
