@@ -66,7 +66,7 @@ HEADS = {
 #: Fields that vLLM reads in published configs of these types, or sizes of theirs that it counts on.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
-    "axk1": {"first_k_dense_replace": 0},
+    "axk1": {"first_k_dense_replace": 0, "mlp_layer_types": ["sparse"] * 4},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8},
         "ffn_config": {"ffn_hidden_size": 384, "moe_num_experts": 8, "moe_top_k": 2},
