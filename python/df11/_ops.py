@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from ._matrices import (
     shape_of,
     windows,
 )
-from ._order import LINEAR, Framework, order_of, prepare, summary
+from ._order import LINEAR, Framework, layout_of, order_of, prepare, summary
 from ._workspaces import workspace
 
 #: The most bytes decoded at once if no caller needs a whole matrix. With the rounding of PyTorch's
@@ -48,6 +48,23 @@ _BF16 = torch.bfloat16
 Arrays = Sequence[Tensor]
 Biases = Sequence[Tensor | None]
 Numbers = Sequence[int]
+
+
+class Multiplication(NamedTuple):
+    """How kernels multiply by some weights that share x."""
+
+    kernels: _native.Linear
+    parts: Numbers
+    #: Parts of each weight, its rows, and the splits of its columns.
+    counts: Numbers
+    heights: Numbers
+    splits: Sequence[int]
+
+
+#: Multiplications in a framework's order, without biases, by what decides them; empty if no kernel
+#: keeps that order. To find one again takes 10 microseconds and more.
+_known: dict[tuple[Any, ...], Multiplication | tuple[()]] = {}
+_MOST_KNOWN = 1 << 15
 
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
@@ -265,10 +282,11 @@ def _in_fastest_order(
     kernels = product(arrays, parts, index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
         return None
-    _check_products(x, parts, _heights(parts, counts), biases)
+    heights = _heights(parts, counts)
+    _check_products(x, parts, heights, biases)
     arrays = _copied_to_gpu(arrays, parts, index)
     kernels = product(arrays, parts, index) or kernels
-    return _multiply_in_kernels(kernels, x, parts, counts, biases, [0] * len(counts))
+    return _multiply_in_kernels(x, biases, kernels, parts, counts, heights, [0] * len(counts))
 
 
 def in_order(
@@ -286,11 +304,16 @@ def in_order(
     """
     if not x.is_cuda:
         return None
+    index, key = x.device.index, None
+    if x.dtype is _BF16 and arrays[0].is_cuda and not any(bias is not None for bias in biases):
+        kernels = product(arrays, parts, index)
+        key = (kernels, *layout_of(x), tuple(counts), framework.name, padding)
+        if (known := _known.get(key)) is not None:
+            return _multiply_in_kernels(x, biases, *known) if known else None
     heights = _heights(parts, counts)
     if any(map(partial(_fault, x, parts), heights, biases)):
         return None
-    index, rows = x.device.index, _rows_of_x(x)
-    kernels = product(arrays, parts, index)
+    rows, kernels = _rows_of_x(x), product(arrays, parts, index)
     if kernels is None or not 0 < rows < kernels.crossover_rows:
         return None
     address = arrays[0].data_ptr()
@@ -299,21 +322,33 @@ def in_order(
         for at, (height, bias) in enumerate(zip(heights, biases, strict=True))
     ]
     splits = [order.splits for order in orders]
-    if not all(splits) or not kernels.keeps_order(rows, _of_parts(splits, counts)):
+    if not all(splits):
+        return None
+    if not kernels.keeps_order(rows, _of_parts(splits, counts)):
+        _remember(key, ())
         return None
     if not arrays[0].is_cuda:
         arrays = _copied_to_gpu(arrays, parts, index)
         kernels = product(arrays, parts, index) or kernels
+    how = Multiplication(kernels, tuple(parts), tuple(counts), heights, splits)
     if not any(order.is_bias_apart for order in orders):
-        return _multiply_in_kernels(kernels, x, parts, counts, biases, splits)
+        _remember(key, how)
+        return _multiply_in_kernels(x, biases, *how)
     inner = [
         None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
     ]
-    outputs = _multiply_in_kernels(kernels, x, parts, counts, inner, splits)
+    outputs = _multiply_in_kernels(x, inner, *how)
     return [
         y + bias if bias is not None and order.is_bias_apart else y
         for y, bias, order in zip(outputs, biases, orders, strict=True)
     ]
+
+
+def _remember(key: tuple[Any, ...] | None, how: Multiplication | tuple[()]) -> None:
+    if key is not None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = how
 
 
 def _trial(x: Tensor, packed: Any, bias: Tensor | None, splits: int) -> Tensor | None:
@@ -322,7 +357,8 @@ def _trial(x: Tensor, packed: Any, bias: Tensor | None, splits: int) -> Tensor |
     kernels = product(arrays, flat := [number for part in parts for number in part], x.device.index)
     if kernels is None or not kernels.keeps_order(_rows_of_x(x), [splits]):
         return None
-    return _multiply_in_kernels(kernels, x, flat, (1,), (bias,), [splits])[0]
+    given = (x, (bias,), kernels, flat, (1,), _heights(flat, (1,)), [splits])
+    return _multiply_in_kernels(*given)[0]
 
 
 def orders(
@@ -358,18 +394,19 @@ def _of_parts(splits: Sequence[int], counts: Numbers) -> list[int]:
 
 
 def _multiply_in_kernels(
-    kernels: _native.Linear,
     x: Tensor,
+    biases: Biases,
+    kernels: _native.Linear,
     parts: Numbers,
     counts: Numbers,
-    biases: Biases,
+    heights: Numbers,
     splits: Sequence[int],
 ) -> list[Tensor]:
     """Multiplies without checking x and biases. `splits`: one number for each weight; 0 is the
     fastest order.
     """
     index, columns = x.device.index, parts[7] - parts[6]
-    outputs = _outputs(x, _heights(parts, counts))
+    outputs = _outputs(x, heights)
     rows, pitch = _rows_of_x(x), columns
     if not x.is_contiguous():
         x = x.reshape(-1, columns)

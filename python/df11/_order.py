@@ -205,6 +205,11 @@ def _case(x: Tensor, rows: int, bias: Tensor | None, framework: Framework) -> Ca
     return Case(framework.name, rows, x.shape[-1], shape, strides, _alignment(x), added, _flags())
 
 
+def layout_of(x: Tensor) -> tuple[Any, ...]:
+    """Everything about x that may decide the order of a product without a bias, and flags."""
+    return tuple(x.shape), x.stride(), _alignment(x), _flags()
+
+
 def _sides(
     shape: tuple[int, ...], strides: tuple[int, ...], framework: Framework
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

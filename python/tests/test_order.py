@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from df11 import _order
+from df11 import _ops, _order
+from df11._matrices import FAST, Part
 from df11._order import UNKNOWN, Case, Framework, Order, Probe, family, verdict
 from df11._order_cache import OrderCache
 from df11._status import ModelReport
@@ -233,7 +234,7 @@ class Gpu:
     """A tensor on a GPU, as far as a case looks at it."""
 
     def __init__(self, x: Tensor) -> None:
-        self.x, self.device = x, torch.device("cuda", 0)
+        self.x, self.device, self.is_cuda = x, torch.device("cuda", 0), True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.x, name)
@@ -382,6 +383,64 @@ def test_tokens_of_experts_have_several_rows(measured: list[Case]) -> None:
 def test_a_case_that_takes_too_much_memory_is_not_measured() -> None:
     tested = probe(framework(1))
     assert tested.order(case((1 << 29) // COLUMNS, COLUMNS)) == UNKNOWN
+
+
+class Recorded:
+    """Kernels that record how they are called."""
+
+    crossover_rows, keeps = 100, True
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int, list[int]]] = []
+
+    def keeps_order(self, rows: int, splits: list[int]) -> bool:
+        return self.keeps
+
+    def workspace_bytes(self, rows: int) -> int:
+        return 0
+
+    def multiply(self, x: int, rows: int, pitch: int, places: Any, *_: int) -> None:
+        self.calls.append((rows, pitch, [splits for *_, splits in places]))
+
+
+def test_how_kernels_multiply_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, asked, order = Recorded(), [], Order(3)
+    part = Part.whole(FAST, ROWS, COLUMNS)
+
+    def order_of(x: Any, *_: Any) -> Order:
+        asked.append(tuple(x.shape))
+        return order
+
+    def multiply(*shape: int, bias: Tensor | None = None, alignment: int = 256) -> Any:
+        x, arrays = Gpu(aligned(*shape, alignment=alignment)), [Gpu(torch.zeros(8))]
+        given: Any = (x, arrays, part, (1,), (None if bias is None else Gpu(bias),), framework(1))
+        return _ops.in_order(*given)
+
+    monkeypatch.setattr(_ops, "product", lambda *_: made)
+    monkeypatch.setattr(_ops, "order_of", order_of)
+    monkeypatch.setattr(_ops, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(_ops, "_known", {})
+    for _ in range(3):
+        (y,) = multiply(3, COLUMNS)
+        assert y.shape == (3, ROWS)
+    assert len(asked) == 1 and made.calls == 3 * [(3, COLUMNS, [3])]
+    for others in ({"alignment": 16}, {"bias": aligned(ROWS)}):
+        asked.clear()
+        multiply(3, COLUMNS, **others)
+        assert len(asked) == 1
+    multiply(1, 3, COLUMNS)
+    multiply(4, COLUMNS)
+    assert asked[1:] == [(1, 3, COLUMNS), (4, COLUMNS)]
+    # An order that is not known may be measured later; kernels that do not keep one never will.
+    order = UNKNOWN
+    asked.clear()
+    assert multiply(5, COLUMNS) is multiply(5, COLUMNS) is None
+    assert len(asked) == 2
+    order, made.keeps = Order(3), False
+    asked.clear()
+    assert multiply(6, COLUMNS) is multiply(6, COLUMNS) is None
+    assert len(asked) == 1
+    assert multiply(100, COLUMNS) is None
 
 
 def test_many_are_measured_with_one_weight(measured: list[Case]) -> None:

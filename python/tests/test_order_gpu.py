@@ -30,6 +30,7 @@ X_ROWS = [1, 2, 7, 8, 16, 17, 32, 64, 128]
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DF11_ORDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(_order, "_known", {})
+    monkeypatch.setattr(_ops, "_known", {})
     monkeypatch.setattr(_order, "_waiting", {})
     monkeypatch.setattr(_order, "_caches", {})
 
