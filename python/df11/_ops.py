@@ -182,9 +182,8 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     (to all of its bytes, freed after the product) and PyTorch multiplies. Without `exact` kernels
     multiply in their fastest order; for many rows of x, and by other floats than BF16, at most
     60 MB at a time are decoded before each product, and x and bias must have the dtype of the
-    weights. Gradients
-    flow to x and bias; the backward pass decodes W anew. Raises the errors of `decode`;
-    `RuntimeError` for x or bias of a wrong shape or dtype.
+    weights. Gradients flow to x and bias; the backward pass decodes W anew. Raises the errors of
+    `decode`; `RuntimeError` for x or bias of a wrong shape or dtype.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
