@@ -128,21 +128,20 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
     """The products of x with all siblings; None if each must be multiplied separately."""
     if not isinstance(x, Tensor) or x.device.type not in DEVICES or _is_watched():
         return None
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling and (x.dtype is not torch.bfloat16 or not _has_few_rows(x)):
-        return None
     if not _is_plain(module, siblings):
         return None
     weights, biases = _parameters(module, siblings)
     if not weights or (torch.is_grad_enabled() and (x.requires_grad or _require_grad(biases))):
         return None
-    if is_compiling:
+    if torch.compiler.is_compiling():
         if torch.is_autocast_enabled(x.device.type):
             return None
         made: Sequence[Tensor] = torch.ops.df11._each_linear(x, weights, biases)
         return made
     is_plain = all(bias is None or type(bias) in PLAIN for bias in biases)
     if not (is_plain and _is_alike(weights) and is_at_once(x, weights[0], biases[0])):
+        return None
+    if x.dtype is not torch.bfloat16 or not _has_few_rows(x):
         return None
     return _ops.linears(x, *_arguments(weights, biases))
 
