@@ -347,10 +347,8 @@ class Bench:
         token = torch.empty(rows, 1, dtype=torch.int64, device=self.device)
         graphs, caches = [], []  # graphs do not keep the caches that they write to
         for model in models.values():
-            cache = transformers.StaticCache(config=model.config, max_cache_len=32 + warm + steps)
-            prompt = self.prompt(rows, 32)
-            first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-            token.copy_(first[:, -1:].argmax(-1))
+            first, cache = self.begin(model, rows, warm + steps)
+            token.copy_(first)
             graphs.append(tools.capture(partial(self.one_step, model, token, cache)))
             caches.append(cache)
         each = []
@@ -364,6 +362,13 @@ class Bench:
         for graph, _ in graphs:
             graph.reset()
 
+    def begin(self, model: Any, rows: int, room: int) -> tuple[torch.Tensor, Any]:
+        """The token after a prompt of 32, and a static cache with room for more tokens."""
+        cache = transformers.StaticCache(config=model.config, max_cache_len=32 + room)
+        prompt = self.prompt(rows, 32)
+        first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        return first[:, -1:].argmax(-1), cache
+
     def one_step(self, model: Any, token: torch.Tensor, cache: Any) -> torch.Tensor:
         logits: torch.Tensor = model(token, past_key_values=cache, use_cache=True).logits
         return logits
@@ -371,11 +376,7 @@ class Bench:
     @torch.no_grad()
     def replay(self, model: Any, rows: int, count: int) -> float:
         """Tokens a second of a captured decode step."""
-        prompt = self.prompt(rows, 32)
-        cache = transformers.StaticCache(config=model.config, max_cache_len=32 + 8 + 3 * count)
-        first = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        token = first[:, -1:].argmax(-1)
-
+        token, cache = self.begin(model, rows, 8 + 3 * count)
         graph, _ = tools.capture(partial(self.one_step, model, token, cache))
         best = min(self.seconds(lambda: [graph.replay() for _ in range(count)]) for _ in range(3))
         graph.reset()

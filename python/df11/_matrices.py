@@ -32,7 +32,7 @@ DTYPES = tuple(known_dtype_of("of a kind", name) for name in _native.KINDS)
 _KINDS = range(len(DTYPES))
 _TILES, _STRIPS = ("codebook", "records", "bits", "plane", "table"), ("strips", "entries")
 #: Arrays of a matrix, by kind, in their order.
-ARRAYS = tuple(_STRIPS if kind == FAST else _TILES for kind in range(len(DTYPES)))
+ARRAYS = tuple(_STRIPS if kind == FAST else _TILES for kind in _KINDS)
 #: Number of a matrix's first arrays that cannot be made from others.
 KEPT = 4
 TABLE_BYTES = 16384

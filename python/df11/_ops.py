@@ -62,7 +62,7 @@ class Multiplication(NamedTuple):
 
 
 #: Multiplications in a framework's order, without biases, by what decides them; empty if no kernel
-#: keeps that order. To find one again takes 10 microseconds and more.
+#: keeps that order, or decoding first is faster. To find one again takes 10 microseconds and more.
 _known: dict[tuple[Any, ...], Multiplication | tuple[()]] = {}
 _MOST_KNOWN = 1 << 15
 
@@ -304,16 +304,18 @@ def in_order(
     if not x.is_cuda:
         return None
     index, key = x.device.index, None
-    if x.dtype is _BF16 and arrays[0].is_cuda and not any(bias is not None for bias in biases):
-        kernels = product(arrays, parts, index)
+    kernels = product(arrays, parts, index)
+    is_plain = x.dtype is _BF16 and all(bias is None for bias in biases)
+    if kernels is not None and is_plain and arrays[0].is_cuda:
         key = (kernels, *layout_of(x), tuple(counts), framework.name, padding)
         if (known := _known.get(key)) is not None:
             return _multiply_in_kernels(x, biases, *known) if known else None
     heights = _heights(parts, counts)
     if any(map(partial(_fault, x, parts), heights, biases)):
         return None
-    rows, kernels = _rows_of_x(x), product(arrays, parts, index)
+    rows = _rows_of_x(x)
     if kernels is None or not 0 < rows < kernels.crossover_rows:
+        _remember(key, ())
         return None
     address = arrays[0].data_ptr()
     orders = [

@@ -39,11 +39,11 @@ const H200: Gpu = ((9, 0), 6016);
 ///
 /// In the fast layout a launch takes 3072 rows, and more rows take several. On the H100 3072 rows
 /// take 2021, and 2420 decoded. Decoding first takes 3044 with 4096 rows, 3415 with 4608, 4329 with
-/// 6144, 5678 with 8192. By the times of single launches (622 with 1024 rows, 1342 with 2048),
-/// several take 2643, at most 3363, 4042 and 5384; launches were not timed one after the other, and
-/// more rows not at all (`benches/record/2026-11-28-many-rows-h100.md`). On the H200 1024 rows take
-/// 675, and 844 decoded; each further 512 take 310 and 298, so that 2048 are still faster. More
-/// were not measured there.
+/// 6144, 5678 with 8192 (`benches/record/2026-11-28-many-rows-h100.md`). By the times of single
+/// launches, 1342 with 2048 rows there and 622 with 1024 (2026-11-26-exact-order-wide.md), several
+/// take 2643, at most 3363, 4042 and 5384. Launches were not timed one after the other, and more
+/// rows not at all. On the H200 1024 rows take 675, and 844 decoded; each further 512 take 310 and
+/// 298, so that 2048 are still faster. More were not measured there.
 const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 8193]), (H200, [65, 2049])];
 
 /// Estimates by bytes alone for a GPU that nobody has measured: decoding reads 11 or 12 bits per

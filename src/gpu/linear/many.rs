@@ -185,9 +185,9 @@ impl Shapes<'_> {
         let even = all.div_ceil((self.processors / bands).max(1)).max(group);
         let whole = even.next_multiple_of(group);
         let x_bytes = 2 * self.x_rows * self.columns;
-        let handed = HANDED_STAGE.iter().find(|(most, _)| x_bytes <= *most);
-        let whole_time = whole * stage;
-        let cut_time = even * stage * handed.map_or(100, |(_, percent)| *percent) / 100 + HANDING;
+        let handed = HANDED_STAGE.into_iter().find(|&(most, _)| x_bytes <= most);
+        let (_, percent) = handed.expect("the last one is for any x");
+        let (whole_time, cut_time) = (whole * stage, even * stage * percent / 100 + HANDING);
         let (share_stages, time) =
             if cut_time < whole_time { (even, cut_time) } else { (whole, whole_time) };
         let time = time + ENDS;
