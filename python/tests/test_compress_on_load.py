@@ -20,8 +20,9 @@ from conftest import on_devices, run
 from models import SMALL, Folders, equal, greedy, load, same_weights, saved, seeded
 
 import df11
-from df11 import _origin, _platform
+from df11 import _native, _origin, _platform
 from df11._devices import Devices
+from df11._platform import IS_WINDOWS
 from df11._quantizer import Df11Quantizer
 from df11._tensor import CompressedTensor
 
@@ -44,6 +45,16 @@ def several(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 def containers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.df11")}
+
+
+def is_empty(place: Path) -> bool:
+    """Whether nothing is left in a place; on Windows, which deletes nothing that is mapped, after
+    the next run.
+    """
+    if IS_WINDOWS:
+        with _native.TemporaryFolder(place):
+            pass
+    return not list(place.iterdir())
 
 
 def by(packs: bool) -> Any:
@@ -114,7 +125,8 @@ def test_copies_and_pickles(
     (tmp_path / "places").mkdir()
     shutil.copytree(several[0], tmp_path / "bf16")
     model = online(tmp_path / "bf16")
-    assert not containers(tmp_path), "a process that is killed leaves no weights"
+    # Windows deletes none that is mapped.
+    assert IS_WINDOWS or not containers(tmp_path), "a process that is killed leaves no weights"
     expected = model(PROMPT).logits
     copied, pickled = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
     del model
@@ -126,7 +138,7 @@ def test_copies_and_pickles(
     pickled = pickle.loads(pickle.dumps(pickled))
     del copied, other
     gc.collect()
-    assert not list((tmp_path / "places").iterdir()) and not containers(tmp_path / "bf16")
+    assert is_empty(tmp_path / "places") and not containers(tmp_path / "bf16")
     shutil.rmtree(tmp_path / "bf16")
     shutil.copytree(folders.bf16("llama"), tmp_path / "bf16")
     with pytest.raises(ValueError, match="other weights than when the model was loaded"):
@@ -154,7 +166,7 @@ def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: 
     with subprocess.Popen(
         [*command, str(places)], stdout=subprocess.PIPE, env=environment
     ) as loading:
-        assert loading.stdout is not None and loading.stdout.readline() == b"loaded\n"
+        assert loading.stdout is not None and loading.stdout.readline().rstrip() == b"loaded"
         # Killed while it makes containers.
         while not list(places.rglob("*.df11*")):
             assert loading.poll() is None
@@ -162,17 +174,19 @@ def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: 
     left = [path.name for path in places.iterdir()]
     assert len(left) == 1 and re.fullmatch(r"\.df11-\w{6}\.part", left[0])
     main = "import sys; from df11.__main__ import main; main()"
-    said = json.loads(run(main, "doctor", "--json", TMPDIR=str(places)))
+    said = json.loads(run(main, "doctor", "--json", **{_platform.TEMPORARY: str(places)}))
     assert left[0] in str(said["checks"]["leftovers"]["value"])
     with mock.patch.object(_origin, "PLACES", [places]):
         model = online(several[0])
-        assert not containers(places) and not (places / left[0]).exists()
+        assert IS_WINDOWS or not containers(places)
+        assert not (places / left[0]).exists()
     assert equal(greedy(model, PROMPT, 2), greedy(load(several[0]), PROMPT, 2))
     del model
     gc.collect()
-    assert not list(places.iterdir())
+    assert is_empty(places)
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 def test_memory(folders: Folders, tmp_path: Path) -> None:
     """Host memory: one file and the result, and not the BF16 model beside it."""
     changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}

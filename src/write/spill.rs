@@ -95,7 +95,8 @@ mod tests {
         for other in [forgotten, Spilled { at: 1 << 20, ..second }] {
             assert!(matches!(read(other, 9), Err(Error::Io { .. })));
         }
-        assert_eq!(files(), 1);
+        // A lock of Windows is a file.
+        assert_eq!(files(), if cfg!(windows) { 2 } else { 1 });
         drop(spill);
         assert_eq!(files(), 0);
     }

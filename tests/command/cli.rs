@@ -3,7 +3,9 @@
 
 use std::{env, ffi::OsStr, fs, path::Path, process::Output};
 
-use df11::{Dtype, hazmat::demo};
+use df11::Dtype;
+#[cfg(unix)]
+use df11::hazmat::demo;
 use serde_json::{Value, json};
 
 use crate::{

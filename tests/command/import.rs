@@ -11,10 +11,9 @@ use df11::{CompressOptions, DecompressOptions, Dtype, Error, Result, Source, sou
 use safetensors::{SafeTensors, tensor::TensorView};
 use tempfile::TempDir;
 
-use crate::{
-    command::{Folder, text},
-    files::{check_error, sha256},
-};
+#[cfg(unix)]
+use crate::command::{Folder, text};
+use crate::files::{check_error, sha256};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dfloat11").join(name)

@@ -8,18 +8,18 @@ use std::{
         Arc,
         atomic::{AtomicU32, Ordering},
     },
-    thread,
-    time::Duration,
 };
+#[cfg(unix)]
+use std::{thread, time::Duration};
 
 use df11::{
     CompressOptions, Dtype, Error, Layout, Level, ReadAt, Source, hazmat::demo, source::WeightsFile,
 };
 
 #[cfg(unix)]
-use crate::command::signal;
+use crate::command::{Folder, signal, text};
 use crate::{
-    command::{Fixture, Folder, assert_fails, names, text},
+    command::{Fixture, assert_fails, names},
     container::{Item, weights_file},
 };
 
