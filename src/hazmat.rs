@@ -74,7 +74,9 @@ pub mod huffman {
 #[doc(hidden)]
 pub mod platform {
     #[cfg(feature = "cli")]
-    pub use crate::platform::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+    pub use crate::platform::{
+        MEMORY_FOLDER, PYTHON, is_broken_pipe, memory, page_size, quote, watch_stops,
+    };
     pub use crate::platform::{TEMPORARY, free_bytes, path_of_c};
 }
 

@@ -25,9 +25,9 @@ TESTS = HERE.parents[1] / "python/tests"
 #: Tests that need no GPU and no server, and pass under Wine. Others, such as `test_tensor.py`, can
 #: be named.
 FILES = (
-    *("test_arrays.py", "test_comfyui.py", "test_container.py", "test_deltas.py"),
-    *("test_layouts.py", "test_open.py", "test_paths.py", "test_platform.py", "test_safe.py"),
-    "test_write.py",
+    *("test_arrays.py", "test_comfyui.py", "test_compress_on_load.py", "test_container.py"),
+    *("test_deltas.py", "test_floats.py", "test_layouts.py", "test_open.py", "test_paths.py"),
+    *("test_platform.py", "test_safe.py", "test_saving.py", "test_write.py"),
 )
 
 

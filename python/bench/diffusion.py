@@ -14,6 +14,7 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ import tools
 import torch
 from accelerate import init_empty_weights
 from torch.nn.attention import SDPBackend
+from torch.profiler import ProfilerActivity, profile
 
 import df11
 
@@ -47,6 +49,7 @@ def main() -> int:
     sizes = {"nargs": 2, "default": [4096, 512], "metavar": ("IMAGE", "TEXT")}
     parser.add_argument("--tokens", type=int, **sizes)
     parser.add_argument("--steps", type=int, default=12, help="timed calls of each")
+    parser.add_argument("--graph", action="store_true", help="time the step as a CUDA graph too")
     return Bench(parser.parse_args()).run()
 
 
@@ -91,6 +94,10 @@ class Bench:
         tools.in_turns(2, works)
         seconds = tools.in_turns(options.steps, works)
         self.row(identical=identical, **{f"{kind}_seconds": of for kind, of in seconds.items()})
+        for kind, model in models.items():
+            self.row(kind=kind, kernels=self.kernels(partial(model, **inputs)))
+        if options.graph:
+            self.row(**self.in_graphs(models, inputs))
         activations = max(peaks[-2:])
         self.row(time=seconds["df11"] / seconds["bf16"] - 1, activations=activations)
         self.row(memory=(held + activations) / (bf16 + activations) - 1)
@@ -100,10 +107,40 @@ class Bench:
         self.row(lora_identical=lora_identical, adapters=sorted(adapters))
         return 0 if identical and lora_identical else 1
 
+    def in_graphs(self, models: dict[str, Any], inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Milliseconds of each model's step as a CUDA graph, without work of the host; whether the
+        outputs are the same with flash attention.
+        """
+        with tools.attention(self.device, SDPBackend.FLASH_ATTENTION):
+            steps = [partial(self.output, model, inputs) for model in models.values()]
+            same = torch.equal(*(tools.capture(step)[1] for step in steps))
+        tools.free()
+        graphs = {
+            kind: tools.capture(partial(self.output, model, inputs))[0]
+            for kind, model in models.items()
+        }
+        works = {kind: partial(tools.replays, graph) for kind, graph in graphs.items()}
+        return {"graph_identical": same, "graph_ms": tools.in_turns(self.options.steps, works)}
+
+    def output(self, model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        output: torch.Tensor = model(**inputs, return_dict=False)[0]
+        return output
+
+    def kernels(self, step: Callable[[], Any]) -> dict[str, float]:
+        """Seconds of a GPU's kernels in a step: all, and those that take the most."""
+        if self.device.type != "cuda":
+            return {}
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            step()
+            torch.cuda.synchronize(self.device)
+        spent = {row.key: row.self_device_time_total / 1e6 for row in found.key_averages()}
+        most = sorted(spent, key=lambda name: -spent[name])[:16]
+        return {"all": sum(spent.values()), **{name[:80]: spent[name] for name in most}}
+
     def same(self, models: dict[str, Any], inputs: dict[str, torch.Tensor]) -> bool:
         """Whether both have the same output, bit for bit."""
         with tools.attention(self.device, SDPBackend.FLASH_ATTENTION):
-            outputs = (model(**inputs, return_dict=False)[0] for model in models.values())
+            outputs = (self.output(model, inputs) for model in models.values())
             return torch.equal(*(output.view(torch.int16) for output in outputs))
 
     def with_lora(self, transformer: Any) -> Any:

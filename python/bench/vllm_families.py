@@ -57,6 +57,9 @@ ON_GPU: dict[str, Any] = {
     "gpu_memory_utilization": 0.02,
     "kernel_config": {"moe_backend": "triton"},
 }
+#: Backends of attention on a GPU, where vLLM's own choice is FlashAttention 2: it is a library of
+#: 300 MB, which a machine without a registry may lack.
+ATTENTION = {"bloom": "TRITON_ATTN"}
 #: Sizes of heads and of their indices for which vLLM has kernels.
 HEADS = {
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
@@ -158,10 +161,10 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             bf16, compressed = Path(folder, "bf16"), Path(folder, "df11")
             with torch.no_grad():
                 save(getattr(transformers, kind), name, bf16, served)
-            expected, again = serve(bf16), serve(bf16)
+            expected, again = serve(bf16, name), serve(bf16, name)
             stage = "FAILED"
             df11.compress(bf16, compressed, progress=False)
-            found = serve(compressed)
+            found = serve(compressed, name)
             note = f"compressed: {apart(found, expected)}; BF16 again: {apart(again, expected)}"
             if found == expected:
                 answer.send(("identical", "", ""))
@@ -177,12 +180,13 @@ def work(kind: str, name: str, answer: Connection, memory: int) -> None:
             answer.send((stage, "", in_words(error)))
 
 
-def serve(folder: Path) -> Any:
+def serve(folder: Path, name: str) -> Any:
     """Tokens of each prompt, and the logarithms of the likeliest at each place."""
+    on_gpu = ON_GPU | ({"attention_backend": ATTENTION[name]} if name in ATTENTION else {})
     llm = LLM(
         str(folder), skip_tokenizer_init=True, max_model_len=64, max_num_seqs=4,
         dtype="bfloat16", enforce_eager=True, language_model_only=True,
-        **(ON_GPU if IS_ON_GPU else {}),
+        **(on_gpu if IS_ON_GPU else {}),
     )  # fmt: skip
     answers = [one.outputs[0] for one in llm.generate(PROMPTS, SAMPLING, use_tqdm=False)]
     del llm

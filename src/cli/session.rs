@@ -12,7 +12,7 @@ use clap::{
 };
 use df11::{
     Error, Models, Observer, OpenOptions, Stage,
-    hazmat::{Leftover, TemporaryFolder, remove_leftovers},
+    hazmat::{Leftover, TemporaryFolder, platform, remove_leftovers},
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -250,7 +250,7 @@ fn is_second_path(usage: &clap::Error, arguments: &[OsString]) -> bool {
 fn put(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+        Err(error) if !platform::is_broken_pipe(&error) => Err(Failure::Output(error)),
         _ => Ok(()),
     }
 }

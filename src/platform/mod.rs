@@ -30,5 +30,5 @@ pub(crate) use system::{
     wait_for_lock, why_unnameable, write_all_at,
 };
 #[cfg(feature = "cli")]
-pub use system::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+pub use system::{MEMORY_FOLDER, PYTHON, is_broken_pipe, memory, page_size, quote, watch_stops};
 pub use system::{TEMPORARY, free_bytes, path_of_c};

@@ -168,14 +168,14 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, is_broken_pipe, memory, page_size, quote, watch_stops};
 
 /// Functions that only the command uses.
 #[cfg(feature = "cli")]
 mod command {
     use std::{
         borrow::Cow,
-        fs,
+        fs, io,
         sync::{Arc, atomic::AtomicUsize},
     };
 
@@ -186,6 +186,11 @@ mod command {
     /// The folder that is in memory, on Linux. The Python package puts containers there while a
     /// model is loaded, or else with temporary files.
     pub const MEMORY_FOLDER: &str = "/dev/shm";
+    /// Whether who reads a pipe has gone away.
+    pub fn is_broken_pipe(error: &io::Error) -> bool {
+        error.kind() == io::ErrorKind::BrokenPipe
+    }
+
     /// Writes the number of the signal that asks the process to stop. Without this, a signal ends
     /// it at once.
     pub fn watch_stops(stop: &Arc<AtomicUsize>) {

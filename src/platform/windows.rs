@@ -280,13 +280,14 @@ pub fn path_of_c(text: &CStr) -> PathBuf {
 }
 
 #[cfg(feature = "cli")]
-pub use command::{MEMORY_FOLDER, PYTHON, memory, page_size, quote, watch_stops};
+pub use command::{MEMORY_FOLDER, PYTHON, is_broken_pipe, memory, page_size, quote, watch_stops};
 
 /// Functions that only the command uses.
 #[cfg(feature = "cli")]
 mod command {
     use std::{
         borrow::Cow,
+        io,
         mem::MaybeUninit,
         sync::{
             Arc,
@@ -294,9 +295,12 @@ mod command {
         },
     };
 
-    use windows_sys::Win32::System::SystemInformation::{
-        GetSystemInfo, GlobalMemoryStatusEx, MEMORYSTATUSEX,
+    use windows_sys::Win32::{
+        Foundation::ERROR_PIPE_NOT_CONNECTED,
+        System::SystemInformation::{GetSystemInfo, GlobalMemoryStatusEx, MEMORYSTATUSEX},
     };
+
+    use super::has_code;
 
     /// The interpreter, by the name that installers give it.
     pub const PYTHON: &str = "python";
@@ -307,6 +311,12 @@ mod command {
     pub fn watch_stops(stop: &Arc<AtomicUsize>) {
         let stop = Arc::clone(stop);
         let _ = ctrlc::set_handler(move || stop.store(2, Ordering::Relaxed));
+    }
+
+    /// Whether who reads a pipe has gone away. The standard library knows one of the two codes for
+    /// this.
+    pub fn is_broken_pipe(error: &io::Error) -> bool {
+        error.kind() == io::ErrorKind::BrokenPipe || has_code(error, &[ERROR_PIPE_NOT_CONNECTED])
     }
 
     /// Total memory, and what is available of it; where the page file is small or missing, no more

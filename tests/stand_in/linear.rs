@@ -499,7 +499,7 @@ fn crossovers_are_those_of_the_gpu() {
     let Some(folder) = compile() else { return };
     for (capability, bus_width, expected) in [
         ("90", "5120", "65 8193"),
-        ("90", "6016", "65 2049"),
+        ("90", "6016", "65 3073"),
         ("90", "4096", "49 49"),
         ("80", "5120", "49 49"),
     ] {

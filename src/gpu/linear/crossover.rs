@@ -42,9 +42,9 @@ const H200: Gpu = ((9, 0), 6016);
 /// 6144, 5678 with 8192 (`benches/record/2026-11-28-many-rows-h100.md`). By the times of single
 /// launches, 1342 with 2048 rows there and 622 with 1024 (2026-11-26-exact-order-wide.md), several
 /// take 2643, at most 3363, 4042 and 5384. Launches were not timed one after the other, and more
-/// rows not at all. On the H200 1024 rows take 675, and 844 decoded; each further 512 take 310 and
-/// 298, so that 2048 are still faster. More were not measured there.
-const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 8193]), (H200, [65, 2049])];
+/// rows not at all. On the H200 3072 rows take 2174, and 2355 decoded; 4096 take 2925 and 3035, but
+/// FLUX.1's six matrices 3223 and 3190 (`benches/record/2026-11-29-many-rows-h200.md`).
+const KNOWN: [(Gpu, [u64; 2]); 2] = [(H100, [65, 8193]), (H200, [65, 3073])];
 
 /// Estimates by bytes alone for a GPU that nobody has measured: decoding reads 11 or 12 bits per
 /// weight and writes 16, and BLAS reads these again, which costs as much as three launches of 16
