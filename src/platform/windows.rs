@@ -300,8 +300,6 @@ mod command {
         System::SystemInformation::{GetSystemInfo, GlobalMemoryStatusEx, MEMORYSTATUSEX},
     };
 
-    use super::has_code;
-
     /// The interpreter, by the name that installers give it.
     pub const PYTHON: &str = "python";
     /// A folder that is in memory; Windows has none.
@@ -316,7 +314,8 @@ mod command {
     /// Whether who reads a pipe has gone away. The standard library knows one of the two codes for
     /// this.
     pub fn is_broken_pipe(error: &io::Error) -> bool {
-        error.kind() == io::ErrorKind::BrokenPipe || has_code(error, &[ERROR_PIPE_NOT_CONNECTED])
+        let code = error.raw_os_error().map(i32::cast_unsigned);
+        error.kind() == io::ErrorKind::BrokenPipe || code == Some(ERROR_PIPE_NOT_CONNECTED)
     }
 
     /// Total memory, and what is available of it; where the page file is small or missing, no more
