@@ -178,8 +178,10 @@ class Phase:
         self.options, self.kind, self.error = options, kind, ""
         title = "-".join(part for part in (options.geometry, name, kind) if part)
         self.log = options.out / f"{title}.txt"
-        # Engines that start together would write compiled graphs into one folder.
-        self.cache = options.out / "cache" / title
+        # Engines that start together would write compiled graphs into one folder. Those of an
+        # earlier run would shorten the start.
+        self.cache = options.work / "cache" / title
+        shutil.rmtree(self.cache, ignore_errors=True)
         self.begin = time.monotonic()
         options.out.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, __file__, *options.argv, "--phase", name]
@@ -321,7 +323,7 @@ def serve(options: argparse.Namespace) -> None:
 
     stage("imported")
     kind = options.kinds[0]
-    traces = options.out.resolve() / "traces" / kind
+    traces = options.work.resolve() / "traces" / kind
     kind = kind.removesuffix(INVARIANT)
     bf16, compressed = folders(options)
     begin = time.perf_counter()
