@@ -186,7 +186,9 @@ def test_what_a_killed_run_leaves_the_next_one_removes(several: Both, tmp_path: 
     assert is_empty(places)
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.skipif(
+    IS_WINDOWS or not Path("/proc/self/status").exists(), reason="asks Linux for its memory"
+)
 def test_memory(folders: Folders, tmp_path: Path) -> None:
     """Host memory: one file and the result, and not the BF16 model beside it."""
     changes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
