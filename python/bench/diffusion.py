@@ -97,7 +97,9 @@ class Bench:
         for kind, model in models.items():
             self.row(kind=kind, kernels=self.kernels(partial(model, **inputs)))
         if options.graph:
-            self.row(**self.in_graphs(models, inputs))
+            in_graphs = self.in_graphs(models, inputs)
+            self.row(**in_graphs)
+            identical = identical and in_graphs["graph_identical"]
         activations = max(peaks[-2:])
         self.row(time=seconds["df11"] / seconds["bf16"] - 1, activations=activations)
         self.row(memory=(held + activations) / (bf16 + activations) - 1)

@@ -9,6 +9,7 @@
 //! | `sync_file` | `fsync` | flushes a handle that may write |
 //! | `sync_folder` | `fsync` | the system decides when |
 //! | `file_id` | device and inode | volume and file index |
+//! | `is_broken_pipe` | `EPIPE` | two codes |
 //! | `long` | the path | a path without the limit of 260 characters |
 //! | `watch_stops` | SIGINT, SIGTERM, SIGHUP | Ctrl-C, Ctrl-Break, a console that closes |
 
