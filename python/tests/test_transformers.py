@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from conftest import on_devices
+from conftest import needs_compiler, on_devices
 from models import (
     CAUSAL,
     SMALL,
@@ -33,7 +33,6 @@ from models import (
 )
 
 import df11
-from df11._platform import IS_WINDOWS
 from df11._tensor import CompressedTensor
 from df11._watch import raise_if_damaged
 
@@ -376,7 +375,7 @@ def one_layer() -> Any:
     return seeded(transformers.LlamaForCausalLM(config))
 
 
-@pytest.mark.skipif(IS_WINDOWS and shutil.which("cl") is None, reason="no C++ compiler")
+@needs_compiler
 @torch.no_grad()
 def test_compiled_by_inductor(tmp_path: Path) -> None:
     """The bits of the compiled BF16 model from the first layer on. Inductor fuses the look-up of an
