@@ -22,13 +22,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TESTS = HERE.parents[1] / "python/tests"
-#: Tests that need no GPU and no server, and pass under Wine. Others, such as `test_tensor.py`, can
-#: be named.
+#: Tests that need no GPU and no server, and pass under Wine. Others can be named.
 FILES = (
     *("test_arrays.py", "test_comfyui.py", "test_compress_on_load.py", "test_container.py"),
     *("test_deltas.py", "test_floats.py", "test_layouts.py", "test_open.py", "test_paths.py"),
-    *("test_platform.py", "test_safe.py", "test_saving.py", "test_write.py"),
+    *("test_platform.py", "test_safe.py", "test_saving.py", "test_tensor.py"),
+    *("test_transformers.py", "test_write.py"),
 )
+#: Many errors of PyTorch in a row, which end a process of Wine 8 without df11 too.
+LEFT_OUT = ("--deselect", "tests/test_tensor.py::test_what_is_refused")
 
 
 def main() -> int:
@@ -44,7 +46,7 @@ def main() -> int:
     python = [wine, str(root / "python.exe")]
     demo = run([*python, "-m", "df11", "demo"])
     options = ["--confcutdir", ".", "-p", "no:cacheprovider", "-rfEs"]
-    said = run([*python, "-m", "pytest", *options, *(sys.argv[4:] or FILES)])
+    said = run([*python, "-m", "pytest", *options, *(sys.argv[4:] or (*LEFT_OUT, *FILES))])
     # The code of a program that Wine ends may be 0.
     is_good = b"Every bit came back" in demo and re.search(rb"\n=* ?[0-9]+ passed[^\n]*\s*$", said)
     return 0 if is_good and not re.search(rb"[0-9]+ (failed|error)", said) else 1

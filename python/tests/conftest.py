@@ -27,6 +27,11 @@ SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3":
 #: For tests that run on the CPU, and if there is one on a GPU.
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
+#: For tests whose code Inductor generates in C++; on Windows MSVC compiles it.
+needs_compiler = pytest.mark.skipif(
+    os.name == "nt" and shutil.which("cl") is None, reason="no C++ compiler"
+)
+
 # Tensors by name: dtype, shape, bytes.
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes]]
 

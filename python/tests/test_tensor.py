@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import needs_compiler
 from torch import nn
 from torch.nn import functional
 from weights import WEIGHTS, compressed, same
@@ -744,6 +745,7 @@ def test_compiled(mode: Any) -> None:
         assert same(ours(TOKENS), expected) and same(compiled(ours)(TOKENS), expected)
 
 
+@needs_compiler
 @torch.no_grad()
 def test_compiled_by_inductor() -> None:
     """Generated code rounds less often than PyTorch's functions, and not at the same places."""
