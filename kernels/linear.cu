@@ -155,13 +155,21 @@ extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
     linear_wide<128>(launch);
 }
 // 129 or more rows of x (linear_large.cuh).
-extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
     df11_linear_fast_192(const __grid_constant__ LinearLaunch launch) {
-    linear_large<192>(launch);
+    linear_large<192, LARGE_STRIPS>(launch);
 }
-extern "C" __global__ void __launch_bounds__(LARGE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
     df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
-    linear_large<256>(launch);
+    linear_large<256, LARGE_STRIPS>(launch);
+}
+extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
+    df11_linear_half_192(const __grid_constant__ LinearLaunch launch) {
+    linear_large<192, HALF_STRIPS>(launch);
+}
+extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
+    df11_linear_half_256(const __grid_constant__ LinearLaunch launch) {
+    linear_large<256, HALF_STRIPS>(launch);
 }
 // One or two rows of x, if shared memory has room for all of x.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
@@ -192,8 +200,9 @@ struct Constants {
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
         u32 few_split[2] = {FEW_UNITS, FEW_HELPERS};
-        u32 many_split[6] = {WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS,
-                             WIDE_SPLITS, LARGE_ROWS,   LARGE_PARTIAL_BYTES};
+        u32 many_split[7] = {WIDE_STRIPS, LARGE_STRIPS, HALF_STRIPS,
+                             WIDE_COLUMNS, WIDE_SPLITS, LARGE_ROWS,
+                             large_partial_bytes(LARGE_STRIPS)};
     } agreed;
     // df11_linear_fast_{8,16}; df11_linear_grouped_*; df11_linear_order_{8,16,32,64}.
     u32 threads = LINEAR_THREADS;
@@ -205,11 +214,12 @@ struct Constants {
     u32 order_threads = HOPPER * FEW_THREADS;
     u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;
-    // df11_linear_fast_{32,64,128}, then df11_linear_fast_{192,256}.
+    // df11_linear_fast_{32,64,128}; df11_linear_{half,fast}_{192,256}, threads of half first.
     u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;
     u32 wide_threads = HOPPER * WIDE_THREADS;
     u32 large_bytes = HOPPER * WIDE_SHARED_BYTES;
-    u32 large_threads = HOPPER * LARGE_THREADS;
+    u32 large_threads[2] = {HOPPER * threads_of_large(HALF_STRIPS),
+                            HOPPER * threads_of_large(LARGE_STRIPS)};
     // df11_linear_tile_{8,16}: tile_shared_bytes.
     struct {
         u32 helpers = TILE_HELPERS;

@@ -1,13 +1,15 @@
 // Multiplies 129 or more rows of x on compute capability 9.0, with the stages, decoding, stores and
 // order of sums of linear_wide.cuh, but decodes each weight once for 192 or 256 rows.
 //
-//   group     four strips by all columns; its stages follow those of the group before
+//   group     four strips by all columns, or two (df11_linear_half_*), for matrices of which four
+//             would be too few groups for all multiprocessors; its stages follow those of the group
+//             before
 //   band      up to 256 rows of x, those of a block; all bands but the last have equally many
 //   share     as many stages as others have, at least a group's (src/gpu/linear/many.rs).
 //             Neighbouring blocks have the bands of one share, so that weights come from DRAM once
-//   block     eight warps that multiply, 16 rows of a strip each, with 96 or 128 sums per thread,
-//             and four that request; while one of two warpgroups decodes, the products of the other
-//             run
+//   block     two warps that multiply for each strip of a group, 16 rows each, with 96 or 128 sums
+//             per thread, and four that request; while one of two warpgroups decodes, the products
+//             of the other run
 //
 //      group 0          | group 1          | group 2          | ...
 //      share 0                    | share 1                       | ...
@@ -38,11 +40,15 @@
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-constexpr u32 LARGE_WARPS = 2 * LARGE_STRIPS;
-constexpr u32 LARGE_THREADS = (LARGE_WARPS + WIDE_ASKING) * LANES;
+// Warps that multiply groups of so many strips.
+__host__ __device__ constexpr u32 large_warps(u32 strips) { return 2 * strips; }
+__host__ __device__ constexpr u32 threads_of_large(u32 strips) {
+    return (large_warps(strips) + WIDE_ASKING) * LANES;
+}
 constexpr u32 LARGE_RING = 8;  // stages, at most
 
 // Iterates over a block's work: pieces of groups, each within a split.
+template <u32 STRIPS>
 struct LargeCursor {
     u32 stages;        // stages per group
     u32 begin, end;    // the share, in stages of all groups, one after the other
@@ -57,7 +63,7 @@ struct LargeCursor {
         stages = wide_stage_count(launch.columns);
         u32 groups = 0;
         for (u32 i = 0; i < launch.matrix_count; i++)
-            groups += large_groups(launch.matrices[i].rows);
+            groups += large_groups(launch.matrices[i].rows, STRIPS);
         const u32 all = groups * stages;
         begin = min(share * launch.share_stages, all);
         end = min(begin + launch.share_stages, all);
@@ -81,13 +87,13 @@ struct LargeCursor {
         WidePiece p;
         u32 group = at / stages;
         for (p.matrix = 0; p.matrix + 1 < launch.matrix_count; p.matrix++) {
-            const u32 groups = large_groups(launch.matrices[p.matrix].rows);
+            const u32 groups = large_groups(launch.matrices[p.matrix].rows, STRIPS);
             if (group < groups) break;
             group -= groups;
         }
         const u32 all = strips_of(launch.matrices[p.matrix].rows);
-        p.first_strip = group * LARGE_STRIPS;
-        p.strips = min(max(all, p.first_strip) - p.first_strip, LARGE_STRIPS);
+        p.first_strip = group * STRIPS;
+        p.strips = min(max(all, p.first_strip) - p.first_strip, STRIPS);
         split = split_stages(launch.columns, launch.splits[p.matrix]);
         p.begin = at % stages;
         p.end = min(min(stages, p.begin + (limit - at)), (p.begin / split + 1) * split);
@@ -102,16 +108,16 @@ struct LargeCursor {
     }
 };
 
-template <u32 N>
+template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
                                                StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
-    constexpr u32 X_PLACE = LARGE_STRIPS * WIDE_STRIP_BYTES;
+    constexpr u32 X_PLACE = STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
     const WideShared work = {launch};
     u32 turn = warp;  // stages of other warps before this warp's next one
     bool first = true;
 #pragma unroll 1
-    for (LargeCursor cursor(launch, N); cursor.has();) {
+    for (LargeCursor<STRIPS> cursor(launch, N); cursor.has();) {
         u32 split;
         const WidePiece piece = cursor.piece(launch, N, split);
         const u32 count = piece.end - piece.begin;
@@ -128,8 +134,12 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
 
 // Sums of a block in memory. A fragment is four numbers of each thread that multiplies: eight rows
 // of x by the warp's 16 rows of a strip.
-constexpr u32 LARGE_FRAGMENT_FLOATS = LARGE_WARPS * LANES * 4;
-constexpr u32 LARGE_SUMS = LARGE_PARTIAL_BYTES / 3 / 4;
+__host__ __device__ constexpr u32 fragment_floats(u32 strips) {
+    return large_warps(strips) * LANES * 4;
+}
+__host__ __device__ constexpr u32 sums_of_group(u32 strips) {
+    return large_partial_bytes(strips) / 3 / 4;
+}
 __device__ inline void store_partial(float* to, const float* v) {
     __stcg(reinterpret_cast<float4*>(to), make_float4(v[0], v[1], v[2], v[3]));
 }
@@ -139,27 +149,28 @@ __device__ inline void load_partial(float* to, const float* from) {
                  : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
                  : "l"(from));
 }
-__device__ inline void barrier_of_large() { group_barrier(1, LARGE_WARPS * LANES); }
-
 // Sums of groups that a block keeps in memory, and that it exchanges with the blocks before and
 // after it that have the same band.
+template <u32 STRIPS>
 struct LargeMemory {
     enum { HANDED, HANDED_TOTAL, TOTAL };
+    static constexpr u32 SUMS = sums_of_group(STRIPS);
     u32* counter;
     float* own;
     u32 bands;
     __device__ LargeMemory(const LinearLaunch& launch, u32 n)
         : counter(launch.counters + blockIdx.x),
-          own(launch.partials + blockIdx.x * u64(3 * LARGE_SUMS) + threadIdx.x * 4),
+          own(launch.partials + blockIdx.x * u64(3 * SUMS) + threadIdx.x * 4),
           bands(wide_bands(launch.x_rows, n)) {}
-    __device__ float* place(u32 which) const { return own + which * LARGE_SUMS; }
+    __device__ float* place(u32 which) const { return own + which * SUMS; }
     __device__ const float* before(u32 which) const {
-        return own - u64(bands) * (3 * LARGE_SUMS) + which * LARGE_SUMS;
+        return own - u64(bands) * (3 * SUMS) + which * SUMS;
     }
+    __device__ static void meet() { group_barrier(1, large_warps(STRIPS) * LANES); }
     // All warps that multiply call it together; what they stored before is visible to the block
     // after.
     __device__ void hand_over() const {
-        barrier_of_large();
+        meet();
         if (threadIdx.x == 0) __threadfence(), atomicExch(counter, 1);
     }
     __device__ void wait_for_block_before() const {
@@ -168,18 +179,18 @@ struct LargeMemory {
             }
             __threadfence();
         }
-        barrier_of_large();
+        meet();
     }
     __device__ void release_block_before() const {
-        barrier_of_large();
+        meet();
         if (threadIdx.x == 0) atomicExch(counter - bands, 0);
     }
 };
-template <u32 N>
+template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void store_sums(float* to, const float (&sums)[N / 2], u32 x_rows) {
 #pragma unroll
     for (u32 i = 0; i < N / 8; i++)
-        if (8 * i < x_rows) store_partial(to + i * LARGE_FRAGMENT_FLOATS, sums + 4 * i);
+        if (8 * i < x_rows) store_partial(to + i * fragment_floats(STRIPS), sums + 4 * i);
 }
 // Loads fragments that are `step` apart.
 template <u32 N>
@@ -188,7 +199,7 @@ __device__ __forceinline__ void load_sums(float (&sums)[N / 2], const float* fro
     for (u32 i = 0; i < N / 8; i++) load_partial(sums + 4 * i, from + i * step);
 }
 // Adds the sum of the earlier splits to a split.
-template <u32 N>
+template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void add_total(float (&sums)[N / 2], const float* from, u32 x_rows) {
     constexpr u32 FRAGMENTS = 4;
 #pragma unroll
@@ -197,7 +208,7 @@ __device__ __forceinline__ void add_total(float (&sums)[N / 2], const float* fro
         float total[FRAGMENTS][4];
 #pragma unroll
         for (u32 i = 0; i < FRAGMENTS; i++)
-            load_partial(total[i], from + (first + i) * LARGE_FRAGMENT_FLOATS);
+            load_partial(total[i], from + (first + i) * fragment_floats(STRIPS));
 #pragma unroll
         for (u32 i = 0; i < 4 * FRAGMENTS; i++)
             sums[4 * first + i] = total[i / 4][i % 4] + sums[4 * first + i];
@@ -208,70 +219,75 @@ __device__ __forceinline__ void add_total(float (&sums)[N / 2], const float* fro
 template <u32 N>
 constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
-template <u32 N>
+template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
                                                 StageRing<LARGE_RING>& ring, u32 lane) {
     const WideShare share;
-    const LargeMemory memory(launch, N);
+    using Memory = LargeMemory<STRIPS>;
+    using Cursor = LargeCursor<STRIPS>;
+    const Memory memory(launch, N);
     const float* total = nullptr;  // sum of the earlier splits, in memory
 #pragma unroll 1
-    for (LargeCursor cursor(launch, N); cursor.has();) {
+    for (Cursor cursor(launch, N); cursor.has();) {
         u32 split;
         const WidePiece piece = cursor.piece(launch, N, split);
-        const bool is_head = cursor.part == LargeCursor::HEAD, is_tail = cursor.part == cursor.TAIL;
+        const bool is_head = cursor.part == Cursor::HEAD, is_tail = cursor.part == cursor.TAIL;
         // A chain begins at zeros, or continues where it was cut. Both are loaded: with a branch
         // ptxas would wait for each product (C7515).
         const float* from = reinterpret_cast<const float*>(linear_shared);
         if (cursor.resumes()) {
             memory.wait_for_block_before();
-            total = memory.before(LargeMemory::HANDED_TOTAL);
-            if (piece.begin % split) from = memory.before(LargeMemory::HANDED);
+            total = memory.before(Memory::HANDED_TOTAL);
+            if (piece.begin % split) from = memory.before(Memory::HANDED);
         }
         float sums[N / 2];
-        load_sums<N>(sums, from, piece.begin % split ? LARGE_FRAGMENT_FLOATS : 0);
+        load_sums<N>(sums, from, piece.begin % split ? fragment_floats(STRIPS) : 0);
         const u32 last =
             multiply_stages<N>(launch.matrices[piece.matrix].rest, piece,
-                               LARGE_STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
+                               STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
         release(last, lane);
         const bool ends_group = piece.end == cursor.stages;
         const bool ends_split = ends_group || piece.end % split == 0;
-        if (ends_split && piece.end > split) add_total<N>(sums, total, piece.x_rows);
+        if (ends_split && piece.end > split) add_total<N, STRIPS>(sums, total, piece.x_rows);
         if (ends_group) {
             const WideOutput output(launch, piece, share);
             output.store<N / 8, BY_EIGHTS<N>>(0, sums);
             if (is_tail) memory.release_block_before();
         } else {
-            const u32 which = !ends_split ? LargeMemory::HANDED
-                              : is_head   ? LargeMemory::HANDED_TOTAL
-                                          : LargeMemory::TOTAL;
-            store_sums<N>(memory.place(which), sums, piece.x_rows);
+            const u32 which = !ends_split ? Memory::HANDED
+                              : is_head   ? Memory::HANDED_TOTAL
+                                          : Memory::TOTAL;
+            store_sums<N, STRIPS>(memory.place(which), sums, piece.x_rows);
             if (ends_split) total = memory.place(which);
         }
         cursor.next(piece);
-        if (is_head && cursor.part != LargeCursor::HEAD) memory.hand_over();
+        if (is_head && cursor.part != Cursor::HEAD) memory.hand_over();
     }
 }
 
-template <u32 N>
+template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
+    constexpr u32 WARPS = large_warps(STRIPS);
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     // Shared memory begins with zeros, the sums of a chain that begins.
     constexpr u32 ZEROS = 16;
     StageRing<LARGE_RING> ring(kept(shared_address(linear_shared) + ZEROS),
-                               dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, LARGE_STRIPS));
+                               dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, STRIPS));
     if (threadIdx.x == 0)
         store_shared_16(shared_address(linear_shared), make_uint4(0, 0, 0, 0));
-    ring.init_barriers(LARGE_WARPS);
+    ring.init_barriers(WARPS);
     __syncthreads();
-    if (warp >= LARGE_WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
-        ask_for_pieces<N>(launch, ring, warp - LARGE_WARPS, lane);
+    if (warp >= WARPS) {
+        if constexpr (STRIPS == LARGE_STRIPS)
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+        ask_for_pieces<N, STRIPS>(launch, ring, warp - WARPS, lane);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+    if constexpr (STRIPS == LARGE_STRIPS)
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     wait_for_launch_before();
-    multiply_pieces<N>(launch, ring, lane);
+    multiply_pieces<N, STRIPS>(launch, ring, lane);
 }
 }  // namespace df11::linear

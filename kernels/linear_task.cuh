@@ -225,23 +225,26 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_s
     return (groups + each - 1) / each;
 }
 
-// df11_linear_fast_{192,256}, in the same machine code, multiply by 129 or more rows of x, in bands
-// of at most 192 and 256. A launch has large_shares times wide_bands blocks of LARGE_THREADS; it
-// may have the same attribute. A group is LARGE_STRIPS strips by all columns. The stages of all
-// groups, one after the other, are shared out evenly. A share that ends inside a group begins with
-// its part of that group and hands the sums to the next share, which ends with the rest.
-// Neighbouring blocks take the bands of one share, so that they read the same weights. Differences
-// from above:
+// df11_linear_fast_{192,256} and df11_linear_half_{192,256}, in the same machine code, multiply by
+// 129 or more rows of x, in bands of at most 192 and 256. A launch has large_shares times
+// wide_bands blocks of threads_of_large; it may have the same attribute. A group is LARGE_STRIPS or
+// HALF_STRIPS strips by all columns. The stages of all groups, one after the other, are shared out
+// evenly. A share that ends inside a group begins with its part of that group and hands the sums to
+// the next share, which ends with the rest. Neighbouring blocks take the bands of one share, so
+// that they read the same weights. Differences from above:
 //   share_stages  stages per share, at least those of a group, so that at most two shares have
 //                 parts of one group
 //   counters      one per block, 0 before and after
-//   partials      LARGE_PARTIAL_BYTES per block, aligned to 16
+//   partials      large_partial_bytes per block, aligned to 16
 //   wide_strips   not read
 constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
-constexpr u32 LARGE_STRIPS = 4;  // strips per group
-constexpr u32 LARGE_PARTIAL_BYTES = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_ROWS * 4;
-__host__ __device__ constexpr u32 large_groups(u32 rows) {
-    return (strips_of(rows) + LARGE_STRIPS - 1) / LARGE_STRIPS;
+constexpr u32 LARGE_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}
+constexpr u32 HALF_STRIPS = 2;   // strips per group of df11_linear_half_{192,256}
+__host__ __device__ constexpr u32 large_partial_bytes(u32 group_strips) {
+    return 3 * group_strips * STRIP_ROWS * LARGE_ROWS * 4;
+}
+__host__ __device__ constexpr u32 large_groups(u32 rows, u32 group_strips) {
+    return (strips_of(rows) + group_strips - 1) / group_strips;
 }
 // Shares of matrices that have `groups` groups together.
 __host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 share_stages) {

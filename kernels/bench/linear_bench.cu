@@ -21,6 +21,9 @@
 //                                      launch one table at once
 //   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is
 //                                                 faster
+// Environment, for the fast layout and 17 or more rows of x: SPLITS=N splits all columns in N; for
+// 129 or more, WAY=192x2 takes bands of 192 rows and groups of two strips where it can (192x4,
+// 256x2, 256x4 too), WAY=wide takes the kernels of up to 128 rows.
 #include <cmath>
 
 #include "../linear.cu"
@@ -596,6 +599,7 @@ int main(int argc, char** argv) {
     if (const char* kernels = load_kernels(argc, argv, "df11_linear_fast_8"))
         ring = strstr(kernels, ".ptx");
     tables_of_file = false;
+    if (const char* splits = getenv("SPLITS")) forced_splits = atoi(splits);
     auto modes = fast;
     if (argc > 1 && !strcmp(argv[1], "stored")) argc--, argv++, modes = stored;
     const int answer =

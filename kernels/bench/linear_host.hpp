@@ -237,14 +237,14 @@ static void map_x(LinearLaunch& l, u32 band_rows) {
 struct Many {
     u32 n, strips, cluster, share_stages;  // n: most rows of x per band
     u64 blocks, time;                      // nanoseconds
+    u32 group_strips = 0;                  // with shares: strips per group
 };
 static Many many_of(const LinearLaunch& l, u32 processors) {
     static const u32 AT_ONCE[] = {132, 66, 39, 30, 22, 17, 15, 15};
     static const u32 CLASSES[] = {32, 64, 128}, LEAST[] = {110, 110, 120}, EACH[] = {53, 64, 84};
     const u32 group = wide_stage_count(l.columns);
-    u32 most = 1, groups = 0;
-    for (u32 i = 0; i < l.matrix_count; i++)
-        most = std::max<u32>(most, l.splits[i]), groups += large_groups(l.matrices[i].rows);
+    u32 most = 1;
+    for (u32 i = 0; i < l.matrix_count; i++) most = std::max<u32>(most, l.splits[i]);
     Many best = {0, 0, 0, 0, 0, ~0ull};
     auto take = [&](Many m) {
         if (m.time < best.time) best = m;
@@ -267,17 +267,25 @@ static Many many_of(const LinearLaunch& l, u32 processors) {
                 take({CLASSES[c], own, cluster, 0, clusters * cluster,
                       (clusters + once - 1) / once * block});
             }
-    for (u32 n : {192u, 256u}) {
-        if (l.x_rows <= WIDE_ROWS || forced_strips) break;
-        const u32 bands = wide_bands(l.x_rows, n), all = groups * group,
-                  teams = std::max(processors / bands, 1u), stage = n == 192 ? 600 : 720,
-                  even = std::max((all + teams - 1) / teams, group),
-                  whole = (even + group - 1) / group * group;
-        const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
-        const u32 share = cuts ? even : whole;
-        take({n, 0, 1, share, u64(all + share - 1) / share * bands,
-              u64(share) * stage + 4000 + (cuts ? 15000 : 0)});
-    }
+    static const char* const way = getenv("WAY");  // "256x2": only this one
+    for (u32 strips : {HALF_STRIPS, LARGE_STRIPS})
+        for (u32 n : {192u, 256u}) {
+            if (l.x_rows <= WIDE_ROWS || forced_strips) break;
+            u32 groups = 0;
+            for (u32 i = 0; i < l.matrix_count; i++)
+                groups += large_groups(l.matrices[i].rows, strips);
+            const u32 bands = wide_bands(l.x_rows, n), all = groups * group,
+                      teams = std::max(processors / bands, 1u),
+                      stage = strips == HALF_STRIPS ? (n == 192 ? 340 : 440) : n == 192 ? 600 : 720,
+                      even = std::max((all + teams - 1) / teams, group),
+                      whole = (even + group - 1) / group * group;
+            const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
+            const u32 share = cuts ? even : whole;
+            Many m = {n, 0, 1, share, u64(all + share - 1) / share * bands,
+                      u64(share) * stage + 4000 + (cuts ? 15000 : 0), strips};
+            if (way && std::to_string(n) + "x" + std::to_string(strips) == way) m.time = 0;
+            if (!way || !m.time) take(m);
+        }
     return best;
 }
 static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
@@ -300,9 +308,13 @@ static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) 
     const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
                          : many.n == 64  ? KERNEL(df11_linear_fast_64)
                          : many.n == 128 ? KERNEL(df11_linear_fast_128)
+                         : many.group_strips == HALF_STRIPS
+                             ? many.n == 192 ? KERNEL(df11_linear_half_192)
+                                             : KERNEL(df11_linear_half_256)
                          : many.n == 192 ? KERNEL(df11_linear_fast_192)
                                          : KERNEL(df11_linear_fast_256);
-    launch_kernel(kernel, u32(many.blocks), many.n > 128 ? LARGE_THREADS : WIDE_THREADS,
+    launch_kernel(kernel, u32(many.blocks),
+                  many.n > 128 ? threads_of_large(many.group_strips) : WIDE_THREADS,
                   WIDE_SHARED_BYTES, l, stream, begins_early, many.cluster);
 }
 static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {

@@ -52,7 +52,8 @@ struct Constants {
     wide_bytes: u32,
     wide_threads: u32,
     large_bytes: u32,
-    large_threads: u32,
+    /// With groups of half as many strips, then with all.
+    large_threads: [u32; 2],
     tile: TileDemand,
     fewest: Fewest,
     decoded: DecodedDemand,
@@ -69,7 +70,7 @@ struct Agreed {
     group: u32,
     most_experts: u32,
     few_split: [u32; 2],
-    many_split: [u32; 6],
+    many_split: [u32; 7],
 }
 
 impl Agreed {
@@ -100,6 +101,8 @@ pub(in crate::gpu) struct LinearKernels {
     /// Kernels for the fast layout, each with the most rows of x that it multiplies: [`CLASSES`],
     /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
     fast: Vec<(u64, Multiply)>,
+    /// Those for [`LARGE_CLASSES`] with groups of half as many strips, if this GPU has them.
+    half: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
     /// Kernels for more rows by matrices as stored, if this GPU has them.
     pub(super) decoded: Option<DecodedKernels>,
@@ -133,22 +136,27 @@ impl LinearKernels {
         let constants: Constants = module.constants()?;
         agree(&constants.agreed, &Agreed::ours())?;
         let Constants { threads, early, count_bytes, .. } = constants;
-        let prepare = |rows: u64, threads, shared| {
-            Multiply::prepare(module.function(&format!("fast_{rows}"))?, threads, shared, others)
+        let prepare = |kind, rows: u64, threads, shared| {
+            let kernel = module.function(&format!("{kind}_{rows}"))?;
+            Ok((rows, Multiply::prepare(kernel, threads, shared, others)?))
         };
-        let mut fast = Vec::new();
+        let (mut fast, mut half) = (Vec::new(), Vec::new());
         for (rows, shared) in CLASSES.into_iter().zip(constants.fast_bytes) {
-            fast.push((rows, prepare(rows, threads, shared)?));
+            fast.push(prepare("fast", rows, threads, shared)?);
         }
         let order = OrderKernels::load(&module, &constants, others)?;
         if constants.wide_threads > 0 {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
-            let wide = WIDE_CLASSES.map(|rows| (rows, wide_threads, wide_bytes));
-            let large = LARGE_CLASSES.map(|rows| (rows, large_threads, large_bytes));
-            let kernel = |(rows, threads, shared)| Ok((rows, prepare(rows, threads, shared)?));
-            let many = wide.into_iter().chain(large).map(kernel).collect::<Result<Vec<_>>>()?;
-            if many.iter().all(|(_, kernel)| kernel.blocks > 0) {
+            let wide = WIDE_CLASSES.map(|rows| prepare("fast", rows, wide_threads, wide_bytes));
+            let large = |kind, threads| {
+                LARGE_CLASSES.map(|rows| prepare(kind, rows, threads, large_bytes))
+            };
+            let many = wide.into_iter().chain(large("fast", large_threads[1]));
+            let many = many.collect::<Result<Vec<_>>>()?;
+            let halves = large("half", large_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
+            if many.iter().chain(&halves).all(|(_, kernel)| kernel.blocks > 0) {
                 fast.extend(many);
+                half = halves;
             }
         }
         let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
@@ -166,6 +174,7 @@ impl LinearKernels {
         count.set_attribute(most, count_bytes.cast_signed()).or_fault("preparing a kernel")?;
         Ok(Self {
             fast,
+            half,
             tiles,
             decoded,
             grouped,
@@ -203,9 +212,11 @@ impl LinearKernels {
         }
     }
 
-    /// Kernel for this many rows of x per band, in the fast layout.
-    pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
-        let kernel = self.fast.iter().find(|&&(class, _)| x_rows <= class);
+    /// Kernel for this many rows of x per band, in the fast layout; with `half`, for groups of half
+    /// as many strips.
+    pub(super) fn fast(&self, x_rows: u64, half: bool) -> &Multiply {
+        let kernels = if half { &self.half } else { &self.fast };
+        let kernel = kernels.iter().find(|&&(class, _)| x_rows <= class);
         &kernel.expect("most_rows says for how many there are kernels").1
     }
 

@@ -253,7 +253,7 @@ impl ProductLaunch {
         if x.rows <= ROWS {
             arguments.counters = arguments.counters.wrapping_add(workspace);
             let Some(staged) = self.staged else {
-                let kernel = kernels.fast(x.rows);
+                let kernel = kernels.fast(x.rows, false);
                 let blocks = arguments.items.min(kernel.blocks);
                 // SAFETY: the caller keeps the matrices of these arrays, columns and items;
                 // counters are zero, because kernels leave them so; the rest is the caller's
@@ -322,7 +322,8 @@ impl ProductLaunch {
             let splits = many.splits.into_iter().map(u64::from);
             arguments.prefetches = self.prefetches(order, &arguments, splits);
         }
-        let (kernel, cluster) = (kernels.fast(many.class), many.cluster as u32);
+        let kernel = kernels.fast(many.class, many.has_half_groups());
+        let cluster = many.cluster as u32;
         // SAFETY: the caller keeps the matrices of these arrays and columns; each split has columns
         // and a block of a cluster; the workspace has room for the sums of as many blocks, and its
         // counters are zero, because kernels leave them so; the rest is the caller's promise.

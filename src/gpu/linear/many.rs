@@ -10,13 +10,22 @@ pub(super) const WIDE_SPLITS: u64 = 8;
 pub(super) const WIDE_COLUMNS: u64 = 64;
 /// Most strips per block, for [`WIDE_CLASSES`].
 const WIDE_STRIPS: u64 = 8;
-/// Strips per group, for [`LARGE_CLASSES`].
+/// Strips per group, for [`LARGE_CLASSES`]. Groups of [`HALF_STRIPS`] decode more slowly for each
+/// product, but there are twice as many of them for the multiprocessors.
 const LARGE_STRIPS: u64 = 4;
-/// Bytes of the sums that a block keeps in memory or hands over.
+const HALF_STRIPS: u64 = 2;
+/// Bytes of the sums that a block with groups of [`LARGE_STRIPS`] keeps in memory or hands over.
 const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
 /// Values also compiled into the kernels.
-pub(super) const MANY_SPLIT: [u64; 6] =
-    [WIDE_STRIPS, LARGE_STRIPS, WIDE_COLUMNS, WIDE_SPLITS, LARGE_CLASSES[1], LARGE_PARTIAL_BYTES];
+pub(super) const MANY_SPLIT: [u64; 7] = [
+    WIDE_STRIPS,
+    LARGE_STRIPS,
+    HALF_STRIPS,
+    WIDE_COLUMNS,
+    WIDE_SPLITS,
+    LARGE_CLASSES[1],
+    LARGE_PARTIAL_BYTES,
+];
 
 /// Most rows of x per band, of each kernel whose blocks have strips of one split.
 pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
@@ -37,8 +46,10 @@ const CLUSTERS: [u64; WIDE_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
 /// Nanoseconds per stage on an H100, for each of [`WIDE_CLASSES`]: a fixed part, and a part per
 /// strip (`benches/record/2026-11-26-exact-order-wide.md`).
 const WIDE_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
-/// Nanoseconds per stage on an H100, for each of [`LARGE_CLASSES`].
+/// Nanoseconds per stage, for each of [`LARGE_CLASSES`], with groups of [`LARGE_STRIPS`] on an H100
+/// and of [`HALF_STRIPS`] on an H200 (`benches/record/2026-11-29-half-groups-h200.md`).
 const LARGE_STAGE: [u64; 2] = [600, 720];
+const HALF_STAGE: [u64; 2] = [340, 440];
 /// Nanoseconds per block besides its stages; additional ones if sums meet in a cluster, and if a
 /// chain is handed over.
 const ENDS: u64 = 4000;
@@ -61,7 +72,7 @@ pub(super) struct Many {
     pub(super) blocks: u64,
     /// Blocks per cluster.
     pub(super) cluster: u64,
-    /// Most strips per block; 0 for [`LARGE_CLASSES`].
+    /// Most strips per block; for [`LARGE_CLASSES`] per group.
     pub(super) strips: u64,
     /// Stages per share; 0 for [`WIDE_CLASSES`].
     pub(super) share_stages: u64,
@@ -70,6 +81,11 @@ pub(super) struct Many {
 }
 
 impl Many {
+    /// Whether the kernel is one for groups of [`HALF_STRIPS`].
+    pub(super) fn has_half_groups(&self) -> bool {
+        self.share_stages > 0 && self.strips == HALF_STRIPS
+    }
+
     /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, and
     /// up to [`MANY_ROWS`] rows of x, on a GPU that runs `processors` blocks at once. Each matrix
     /// has the splits that a caller asks for, or 0 for the fastest, which do not depend on
@@ -142,7 +158,10 @@ impl Shapes<'_> {
             }
         }
         if self.x_rows > WIDE_CLASSES[2] {
-            all.extend((0..LARGE_CLASSES.len()).map(|class| self.large(class)));
+            for class in 0..LARGE_CLASSES.len() {
+                all.push(self.large(class, HALF_STRIPS, HALF_STAGE[class]));
+                all.push(self.large(class, LARGE_STRIPS, LARGE_STAGE[class]));
+            }
         }
         all.into_iter().min_by_key(|many| many.time).expect("each class has some")
     }
@@ -177,10 +196,11 @@ impl Shapes<'_> {
         Many { cluster, strips, ..self.launch(rows, clusters * cluster, time) }
     }
 
-    fn large(&self, class: usize) -> Many {
-        let (rows, stage) = (LARGE_CLASSES[class], LARGE_STAGE[class]);
+    /// `strips`: of a group; `stage`: nanoseconds.
+    fn large(&self, class: usize, strips: u64, stage: u64) -> Many {
+        let rows = LARGE_CLASSES[class];
         let (bands, group) = (self.bands(rows), self.columns.div_ceil(WIDE_COLUMNS));
-        let groups = self.matrices.iter().map(|(rows, _)| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS));
+        let groups = self.matrices.iter().map(|(rows, _)| rows.div_ceil(strips * STRIP_ROWS));
         let all = groups.sum::<u64>() * group;
         let even = all.div_ceil((self.processors / bands).max(1)).max(group);
         let whole = even.next_multiple_of(group);
@@ -192,7 +212,7 @@ impl Shapes<'_> {
             if cut_time < whole_time { (even, cut_time) } else { (whole, whole_time) };
         let time = time + ENDS;
         let blocks = all.div_ceil(share_stages) * bands;
-        Many { share_stages, ..self.launch(rows, blocks, time) }
+        Many { strips, share_stages, ..self.launch(rows, blocks, time) }
     }
 }
 
@@ -228,10 +248,11 @@ mod tests {
         assert!(i32::try_from(many.blocks).is_ok(), "{shape}");
         if many.share_stages > 0 {
             let stages = columns.div_ceil(64);
-            let all = rows.div_ceil(128) * stages;
+            let all = rows.div_ceil(32 * many.strips) * stages;
             assert!(x_rows > WIDE_CLASSES[2] && many.share_stages >= stages, "{shape}");
             assert!(many.blocks <= BLOCKS && many.blocks / bands * many.share_stages >= all);
-            assert!(many.blocks * 393_216 <= Many::partial_bytes(&[rows], x_rows, BLOCKS));
+            let bytes = many.blocks * 98_304 * many.strips;
+            assert!(bytes <= Many::partial_bytes(&[rows], x_rows, BLOCKS), "{shape}");
         } else {
             let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
             assert!(groups * many.strips >= rows.div_ceil(32), "{shape}");
@@ -250,9 +271,10 @@ mod tests {
         assert_eq!(wide(4096, 14_336, 4, 32), (32, 6, 4, 88));
         assert_eq!(wide(28_672, 4096, 1, 128), (128, 8, 1, 112));
         assert_eq!(wide(4096, 4096, 1, 256), (128, 2, 1, 128));
-        assert_eq!(wide(6144, 4096, 1, 256), (128, 4, 1, 96));
+        assert_eq!(wide(6144, 4096, 1, 512), (128, 6, 1, 128));
         let large = |rows, columns, x_rows| {
             let many = of(rows, columns, 1, x_rows);
+            assert!(!many.has_half_groups());
             (many.class, many.share_stages, many.blocks)
         };
         assert_eq!(large(28_672, 4096, 256), (256, 128, 112));
@@ -261,6 +283,10 @@ mod tests {
         assert_eq!(large(4096, 14_336, 2304), (192, 672, 132));
         assert_eq!(large(4096, 14_336, MANY_ROWS), (256, 672, 132));
         assert_eq!(large(6144, 4096, MANY_ROWS), (192, 384, 128));
+        // Groups of four strips would occupy 64 multiprocessors.
+        let half = of(4096, 14_336, 1, 384);
+        assert!(half.has_half_groups());
+        assert_eq!((half.class, half.share_stages, half.blocks), (192, 224, 128));
         // Two blocks multiply one group, one after the other.
         assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
     }
