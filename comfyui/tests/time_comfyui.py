@@ -40,7 +40,12 @@ def arguments() -> argparse.Namespace:
 def start(comfyui: Path, classic: bool) -> None:
     """Sets ComfyUI up as its main.py does, before it imports PyTorch and after."""
     sys.path.insert(0, str(comfyui))
-    sys.argv = ["main.py", *(["--disable-dynamic-vram"] if classic else [])]
+    option = "--disable-dynamic-vram"
+    if option not in (comfyui / "comfy" / "cli_args.py").read_text():
+        classic = True  # releases before dynamic VRAM have no such option
+        sys.argv = ["main.py"]
+    else:
+        sys.argv = ["main.py", *([option] if classic else [])]
     import comfy.options
 
     comfy.options.enable_args_parsing()
