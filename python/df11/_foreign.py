@@ -13,8 +13,7 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from functools import lru_cache, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from . import _plan
 from ._arrays import known_dtype_of
 from ._container import Sliceable, Tensors, with_dtype
 from ._dispatch import dense, is_compressed
+from ._experts import decode_experts
 from ._link import open_folder
 from ._modules import entries
 from ._origin import KEY, Origin, Weight, digest, settled
@@ -186,7 +186,7 @@ def _warn(tensors: Tensors, reason: str) -> None:
         f"df11: {tensors.container.path} is compressed beside another quantization, whose "
         "quantizer loads it: it decodes all weights, which take as much memory as without df11, "
         f"because {reason}",
-        stacklevel=3,
+        stacklevel=2,
     )
 
 
@@ -236,40 +236,44 @@ _WRAPPED = {
 
 
 def _with_decoding(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
-    return _decoding(call())
+    return _Decoding(call())
 
 
-@lru_cache(maxsize=8)
-def _decoding(kernels: Any) -> Any:
-    """The same kernels, which get decoded weights."""
-    named = {each.name: getattr(kernels, each.name) for each in fields(kernels)}
-    return replace(
-        kernels, **{name: _decoded_first(each) for name, each in named.items() if callable(each)}
-    )
+class _Decoding:
+    """Kernels that get decoded weights."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._kernels, name)
+        return partial(_run, found) if callable(found) else found
 
 
-def _decoded_first(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(kernel)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        def decoded(value: Any) -> Any:
-            return _experts(value, kwargs) if is_compressed(value) else value
+def _run(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def decoded(value: Any) -> Any:
+        return _decode(value, kwargs) if is_compressed(value) else value
 
-        return kernel(*tree_map(decoded, args), **tree_map(decoded, kwargs))
-
-    return run
+    return kernel(*tree_map(decoded, args), **tree_map(decoded, kwargs))
 
 
-def _experts(weight: CompressedTensor, options: dict[str, Any]) -> Tensor:
+def _decode(weight: CompressedTensor, options: dict[str, Any]) -> Tensor:
     """A decoded weight. Of experts, only those are decoded that the kernel reads, and the memory of
-    others holds anything. Waits for the GPU to name these.
+    the others holds anything; the kernel's choices depend on their number. Waits for the GPU to
+    name these.
     """
-    routed = _routed(options) if weight.dim() == 3 else None
+    is_plain = weight.dim() == 3 and not weight.transposed and weight.spread is None
+    routed = _routed(options) if is_plain else None
     some = [expert for expert in routed or () if expert < len(weight)]
     if routed is None or len(some) == len(weight):
         return weight.decode()
     room = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    for expert in some:
-        room[expert] = weight[expert].decode()
+    if some:
+        height = weight.matrix_shape[0] // len(weight)
+        places = [(expert, 0, 0) for expert in some]
+        decoded = decode_experts(weight._arrays, weight.flat_parts, height, places, weight)
+        index = torch.tensor(some, device=weight.device)
+        room.view(torch.uint8)[index] = decoded.view(torch.uint8).view(len(some), room.shape[1], -1)
     return room
 
 

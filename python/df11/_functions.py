@@ -20,7 +20,7 @@ from ._dispatch import REMEDY, dense, is_compressed, refuse_writing
 _NO_MEMORY = 1 << 62
 #: Libraries that use an address as the identity of a weight, to find tied ones, without reading
 #: there.
-_COMPARING = ("accelerate", "peft", "transformers")
+_COMPARING = ("accelerate", "compressed_tensors", "peft", "transformers")
 #: The most calls between `load_state_dict`, or transformers' loader, and the tensor.
 _MOST_FRAMES = 6
 _LOADER = "transformers.core_model_loading"
