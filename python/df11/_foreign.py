@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from transformers.quantizers.auto import CompressedTensorsHfQuantizer, FineGrainedFP8HfQuantizer
 
 from . import _plan
 from ._arrays import known_dtype_of
@@ -37,8 +36,8 @@ from ._wrapping import wrap_listed
 
 #: Files of weights that transformers would load without df11.
 _ORDINARY = ("*.safetensors", "*.bin", "*.gguf")
-#: Quantizers that leave weights in FP8.
-_KEEPING = FineGrainedFP8HfQuantizer, CompressedTensorsHfQuantizer
+#: Quantizations that leave weights in FP8.
+_FP8, _CHANNELS = "fp8", "compressed-tensors"
 #: Functions that give the kernels of `fp8`.
 _KERNELS = (
     "transformers.integrations.finegrained_fp8:load_finegrained_fp8_kernel",
@@ -84,6 +83,7 @@ class _Kept(_Decoded):
             self.reasons[self.name] = reason
             return dense(made).to(device)
         moved = made.to(device)
+        assert isinstance(moved, CompressedTensor)
         tensors.moved(self.name, moved)
         return moved
 
@@ -111,7 +111,8 @@ class _Keeper:
 
 
 def _keeper(arguments: dict[str, Any]) -> _Keeper | None:
-    return vars(arguments["self"]).get(KEY)
+    found: _Keeper | None = vars(arguments["self"]).get(KEY)
+    return found
 
 
 def _element_size(call: Callable[[], float], arguments: dict[str, Any]) -> float:
@@ -193,25 +194,25 @@ def _warn(tensors: Tensors, reason: str) -> None:
 def _prepare(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
     """Makes a quantizer keep weights compressed, if it can, before it changes the model."""
     quantizer, options = arguments["self"], arguments.get("kwargs", {})
-    files = options.get("checkpoint_files") or ("",)
-    handed = getattr(files[0], "tensors", {})
-    first = next(iter(handed.values()), None)
+    file: Any = next(iter(options.get("checkpoint_files") or ()), None)
+    first = next(iter(getattr(file, "tensors", {}).values()), None)
     if isinstance(first, _Decoded):
         tensors: Tensors = first.reader
         reason = _why_decoded(quantizer, arguments["model"], options.get("device_map"))
         if reason is None:
             vars(quantizer)[KEY] = keeper = _Keeper(tensors)
             quantizer.takes_new = False
-            files[0].tensors = keeper.for_loader()
+            file.tensors = keeper.for_loader()
         else:
             _warn(tensors, reason)
     return call()
 
 
 def _why_decoded(quantizer: Any, model: Any, device_map: Any) -> str | None:
-    method = getattr(quantizer.quantization_config.quant_method, "value", "it")
-    if not isinstance(quantizer, _KEEPING):
-        return f"{method} is neither fp8 nor compressed-tensors"
+    method = quantizer.quantization_config.quant_method
+    method = getattr(method, "value", method)
+    if method not in (_FP8, _CHANNELS):
+        return f"{method} is neither {_FP8} nor {_CHANNELS}"
     if getattr(quantizer.quantization_config, "dequantize", False):
         return f"{method} dequantizes them"
     if not getattr(quantizer, "use_fp8_kernel", True):
@@ -220,9 +221,8 @@ def _why_decoded(quantizer: Any, model: Any, device_map: Any) -> str | None:
         return "the model is distributed over several processes"
     if isinstance(device_map, dict) and "disk" in device_map.values():
         return "device_map offloads some to disk"
-    if isinstance(quantizer, FineGrainedFP8HfQuantizer):
-        if not wrap_listed(dict.fromkeys(_KERNELS, _with_decoding)):
-            return "this release of transformers loads its kernels by other functions"
+    if method == _FP8 and not wrap_listed(dict.fromkeys(_KERNELS, _with_decoding)):
+        return "this release of transformers loads its kernels by other functions"
     return None
 
 
@@ -277,12 +277,14 @@ def _decode(weight: CompressedTensor, options: dict[str, Any]) -> Tensor:
     return room
 
 
-def _routed(options: dict[str, Any]) -> Sequence[int] | None:
+def _routed(options: dict[str, Any]) -> list[int] | None:
     """The numbers of the experts that a kernel gets rows for; None if they are not known."""
-    numbers, counts = options.get("expert_ids"), options.get("tokens_per_expert")
-    if torch.compiler.is_compiling() or (numbers is None and counts is None):
+    if torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    ):
         return None
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return None
-    found = counts.nonzero() if numbers is None else numbers.unique()
-    return found.flatten().tolist()
+    if (numbers := options.get("expert_ids")) is not None:
+        return list(numbers.unique().tolist())
+    if (counts := options.get("tokens_per_expert")) is not None:
+        return list(counts.nonzero().flatten().tolist())
+    return None

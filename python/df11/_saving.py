@@ -37,12 +37,14 @@ _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model in memory.
 _REWRITTEN = (_CONFIG, "generation_config.json")
-#: Keys of configs for the release that wrote them, and for their place.
+#: Keys of configs for the release that wrote them, for their place, and of quantizers.
 _OF_RELEASES = (
     "transformers_version",
     "_diffusers_version",
     "_name_or_path",
     "quantization_config",
+    "base_model_tp_plan",
+    "base_model_ep_plan",
 )
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
