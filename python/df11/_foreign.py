@@ -143,11 +143,14 @@ def _origin_of(model: Any, tensors: Tensors, reasons: dict[str, str]) -> Origin:
     origin.full_path = container.full_path
     origin.unused = [name for name in tensors if name not in tensors.used]
     for value, spots, _, is_persistent in entries(model):
-        name, nbytes = spots[0].name, value.numel() * value.element_size()
-        if isinstance(value, CompressedTensor) and not value.is_meta:
-            weight = Weight(name, spots, nbytes, None, tensors.describe(value))
-        elif is_persistent and not value.is_meta:  # others are computed, or offloaded
-            weight = Weight(name, spots, nbytes, reasons.get(name, _plan.MADE), None, digest(value))
+        weight = Weight(spots[0].name, spots, value.numel() * value.element_size(), None)
+        if value.is_meta:
+            weight.reason = "offloaded by accelerate"
+        elif isinstance(value, CompressedTensor):
+            weight.description = tensors.describe(value)
+        elif is_persistent:
+            weight.reason = reasons.get(weight.name, _plan.MADE)
+            weight.digest = digest(value)
         else:
             continue
         origin.weights.append(weight)

@@ -10,20 +10,22 @@ ROWS = 16
 
 
 @triton.jit
-def _multiply(x, w, y, x_scales, w_scales, M, N, K, R: tl.constexpr, B: tl.constexpr):  # type: ignore
+def _multiply(  # type: ignore[no-untyped-def]
+    x, w, y, x_scales, w_scales, M, N: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+    B: tl.constexpr,
+):  # fmt: skip
     rows, columns = tl.program_id(0) * R + tl.arange(0, R), tl.program_id(1) * B + tl.arange(0, B)
-    inner, blocks = tl.arange(0, B), K // B
+    inner, is_row = tl.arange(0, B), rows < M
     total = tl.zeros((R, B), tl.float32)
-    for k in range(blocks):
-        a = tl.load(
-            x + rows[:, None] * K + k * B + inner[None, :], mask=rows[:, None] < M, other=0.0
-        )
-        b = tl.load(w + columns[None, :] * K + k * B + inner[:, None])
-        scale = tl.load(x_scales + rows * blocks + k, mask=rows < M, other=0.0)
-        scale *= tl.load(w_scales + tl.program_id(1) * blocks + k)
+    for k in range(K // B):
+        at = k * B + inner
+        a = tl.load(x + rows[:, None] * K + at[None, :], mask=is_row[:, None], other=0.0)
+        b = tl.load(w + columns[None, :] * K + at[:, None])
+        scale = tl.load(x_scales + rows * (K // B) + k, mask=is_row, other=0.0)
+        scale *= tl.load(w_scales + tl.program_id(1) * (K // B) + k)
         total += tl.dot(a, b) * scale[:, None]
     places = y + rows[:, None] * N + columns[None, :]
-    tl.store(places, total.to(y.dtype.element_ty), mask=rows[:, None] < M)
+    tl.store(places, total.to(y.dtype.element_ty), mask=is_row[:, None])
 
 
 def product(x: torch.Tensor, w: Any, w_scales: torch.Tensor, block: int) -> torch.Tensor:
