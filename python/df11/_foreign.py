@@ -72,6 +72,7 @@ class _Kept(_Decoded):
     def __getitem__(self, key: Any) -> Any:
         return self if key is ... else super().__getitem__(key)
 
+    @torch.inference_mode(False)  # whose tensors could not be used outside of it
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         tensors: Tensors = self.reader
         value = tensors[self.name]
@@ -105,6 +106,10 @@ class _Keeper:
         whole = sum(tensor.nbytes for tensor in tensors.container.tensors.values())
         #: Bytes of compressed weights as a share of their own.
         self.ratio = tensors.container.stored_bytes / max(1, whole)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Keeper:
+        # The loader copies conversions, some of which hold the quantizer.
+        return self
 
     def for_loader(self) -> dict[str, Any]:
         return {name: _Kept(self.tensors, name, self.reasons) for name in self.tensors}
@@ -175,7 +180,7 @@ def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> 
     return folder if said.get("quant_method", "df11") != "df11" else None
 
 
-def decoded_tensors(folder: Path) -> dict[str, Any]:
+def tensors_for_others(folder: Path) -> dict[str, Any]:
     """The tensors of a folder's containers, for transformers' loader, decoded. `_prepare` replaces
     them by compressed ones.
     """

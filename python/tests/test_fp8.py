@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from conftest import needs_compiler, on_devices
 from models import compressed, config_of, equal, greedy, load, prompt, same_weights, seeded
 from safetensors.torch import load_file, save_file
@@ -217,8 +218,31 @@ def test_a_layer_decodes_what_it_reads(
 @torch.no_grad()
 def test_device_maps(both: Both, device_map: Any) -> None:
     original, model = pair(both, device_map)
-    assert equal([model(prompt()).logits.cpu()], [original(prompt()).logits.cpu()])
+    found, expected = (each(prompt().to(each.device)).logits for each in (model, original))
+    assert equal([found], [expected])
     assert df11.report(model, verify=True).ratio < 0.85 or torch.cuda.is_available()
+
+
+@pytest.mark.usefixtures("products")
+@torch.no_grad()
+def test_another_dtype_decodes_what_it_converts(both: Both) -> None:
+    original, model = (load(folder, dtype=torch.float16) for folder in both)
+    assert same_weights(model, original)
+    assert equal([model(prompt()).logits], [original(prompt()).logits])
+    report = df11.report(model, verify=True)
+    assert report.residences["lm_head.weight"] == "ordinary"
+    assert "stored as bfloat16, used as float16" in report.ordinary
+    assert report.residences["model.layers.0.mlp.up_proj.weight"] == "stored"
+
+
+@pytest.mark.usefixtures("products")
+@torch.no_grad()
+def test_accelerate_offloads_them(both: Both) -> None:
+    original, model = pair(both)
+    model = cpu_offload(model, execution_device=torch.device("cpu"))
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert weight.is_meta and type(weight) is CompressedTensor
+    assert equal([model(prompt()).logits], [original(prompt()).logits])
 
 
 @pytest.mark.usefixtures("products")
@@ -365,9 +389,9 @@ def rowwise() -> Iterator[None]:
     library._destroy()
 
 
-def by_channel(folder: Path) -> Both:
+def by_channel(name: str, folder: Path) -> Both:
     """A folder of compressed-tensors, with a scale for each row, and the compressed one."""
-    seeded(AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(folder / "fp8")
+    seeded(AutoModelForCausalLM.from_config(config_of(name))).save_pretrained(folder / "fp8")
     file = folder / "fp8" / "model.safetensors"
     weights = load_file(file)
     for name in [name for name in weights if name.endswith("proj.weight")]:
@@ -386,10 +410,9 @@ def by_channel(folder: Path) -> Both:
     return named(folder, {**method, "config_groups": {"group_0": group}})
 
 
-@on_devices
-@pytest.mark.usefixtures("rowwise")
-@torch.no_grad()
-def test_compressed_tensors(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def optimized(rowwise: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
+    """Options for products of compressed-tensors in FP8; a quantizer changes its config."""
     pytest.importorskip("compressed_tensors")
     from transformers import CompressedTensorsConfig
 
@@ -398,23 +421,56 @@ def test_compressed_tensors(tmp_path: Path, device: str, monkeypatch: pytest.Mon
 
     if not torch.cuda.is_available():
         monkeypatch.setattr(CompressedTensorsHfQuantizer, "validate_environment", validate)
-    folders = by_channel(tmp_path)
+    return lambda: {"quantization_config": CompressedTensorsConfig(use_optimized_inference=True)}
 
-    def options() -> dict[str, Any]:
-        return {"quantization_config": CompressedTensorsConfig(use_optimized_inference=True)}
 
-    original = load(folders[0], device, **options())
+@on_devices
+@torch.no_grad()
+def test_compressed_tensors(
+    optimized: Callable[[], dict[str, Any]], tmp_path: Path, device: str
+) -> None:
+    folders = by_channel("llama", tmp_path)
+    original = load(folders[0], device, **optimized())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "df11", UserWarning)
-        model = load(folders[1], device, **options())
+        model = load(folders[1], device, **optimized())
     kinds = {type(layer.mlp.up_proj.weight) for layer in model.model.layers}
     assert kinds == {CompressedTensor} and same_weights(model, original)
     assert equal([model(prompt().to(device)).logits], [original(prompt().to(device)).logits])
     model.save_pretrained(tmp_path / "copy")
-    assert same_weights(load(tmp_path / "copy", device, **options()), original)
+    assert same_weights(load(tmp_path / "copy", device, **optimized()), original)
     with pytest.warns(UserWarning, match="dequantizes them without use_optimized_inference"):
         found = load(folders[1], device)(prompt().to(device)).logits
     assert equal([found], [load(folders[0], device)(prompt().to(device)).logits])
+
+
+@torch.no_grad()
+def test_experts_that_a_loader_dequantizes(
+    optimized: Callable[[], dict[str, Any]], tmp_path: Path
+) -> None:
+    folders = by_channel("qwen3-moe", tmp_path)
+    original = load(folders[0], **optimized())
+    with pytest.warns(UserWarning, match="is converted to another dtype, which decodes it"):
+        model = load(folders[1], **optimized())
+    assert same_weights(model, original)
+    assert equal([model(prompt(2, 5)).logits], [original(prompt(2, 5)).logits])
+    report = df11.report(model, verify=True)
+    assert report.residences["model.layers.0.mlp.experts.gate_up_proj"] == "ordinary"
+    assert report.residences["lm_head.weight"] == "stored"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("products")
+@torch.no_grad()
+def test_offloaded_weights_are_compressed(both: Both, tmp_path: Path) -> None:
+    device_map = {"": "cuda:0", "model.layers.0": "cpu"}
+    original, model = (load(folder, device_map) for folder in both)
+    for weight in model.model.layers[0].mlp.parameters():
+        assert weight.is_meta
+    assert equal(greedy(model, prompt(), 2), greedy(original, prompt(), 2))
+    assert "offloaded by accelerate" in df11.report(model).ordinary
+    with pytest.raises(ValueError, match="offloaded; bring it back first"):
+        model.save_pretrained(tmp_path)
 
 
 @pytest.mark.gpu
