@@ -62,7 +62,7 @@ class _Decoded(Sliceable):
         return values if key is ... else values[key]
 
 
-class _Kept(_Decoded):
+class _Undecoded(_Decoded):
     """A tensor that stays compressed on the device to which a loader moves it."""
 
     def __init__(self, tensors: Tensors, name: str, reasons: dict[str, str]) -> None:
@@ -96,8 +96,8 @@ class _Kept(_Decoded):
         return reason if is_compressed(value) else reason or _plan.GAP
 
 
-class _Keeper:
-    """What a quantizer that keeps compressed weights knows while it loads a model."""
+class _Loading:
+    """What a quantizer knows of the containers while it loads a model from compressed tensors."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -107,29 +107,29 @@ class _Keeper:
         #: Bytes of compressed weights as a share of their own.
         self.ratio = tensors.container.stored_bytes / max(1, whole)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Keeper:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Loading:
         # The loader copies conversions, some of which hold the quantizer.
         return self
 
     def for_loader(self) -> dict[str, Any]:
-        return {name: _Kept(self.tensors, name, self.reasons) for name in self.tensors}
+        return {name: _Undecoded(self.tensors, name, self.reasons) for name in self.tensors}
 
 
-def _keeper(arguments: dict[str, Any]) -> _Keeper | None:
-    found: _Keeper | None = vars(arguments["self"]).get(KEY)
+def _loading_of(arguments: dict[str, Any]) -> _Loading | None:
+    found: _Loading | None = vars(arguments["self"]).get(KEY)
     return found
 
 
 def _element_size(call: Callable[[], float], arguments: dict[str, Any]) -> float:
-    keeper = _keeper(arguments)
-    return call() if keeper is None else call() * keeper.ratio
+    loading = _loading_of(arguments)
+    return call() if loading is None else call() * loading.ratio
 
 
 def _finish(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
     """Notes the origin of the weights when they have their devices."""
-    result, keeper, model = call(), _keeper(arguments), arguments["model"]
-    if keeper is not None:
-        model.__dict__[KEY] = _origin_of(model, keeper.tensors, keeper.reasons)
+    result, loading, model = call(), _loading_of(arguments), arguments["model"]
+    if loading is not None:
+        model.__dict__[KEY] = _origin_of(model, loading.tensors, loading.reasons)
         # Copies of the model carry the rest of the quantizer.
         del vars(arguments["self"])[KEY]
         wrap_saving()
@@ -208,9 +208,9 @@ def _prepare(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         tensors: Tensors = first.reader
         reason = _why_decoded(quantizer, arguments["model"], options.get("device_map"))
         if reason is None:
-            vars(quantizer)[KEY] = keeper = _Keeper(tensors)
+            vars(quantizer)[KEY] = loading = _Loading(tensors)
             quantizer.takes_new = False
-            file.tensors = keeper.for_loader()
+            file.tensors = loading.for_loader()
         else:
             _warn(tensors, reason)
     return call()

@@ -24,7 +24,8 @@ from transformers.integrations import finegrained_fp8
 from transformers.quantizers.auto import CompressedTensorsHfQuantizer, FineGrainedFP8HfQuantizer
 
 import df11
-from df11 import _ops
+from df11 import _foreign, _ops
+from df11._container import Tensors
 from df11._tensor import CompressedTensor
 
 BLOCK = 64
@@ -243,6 +244,18 @@ def test_accelerate_offloads_them(both: Both) -> None:
     weight = model.model.layers[0].mlp.up_proj.weight
     assert weight.is_meta and type(weight) is CompressedTensor
     assert equal([model(prompt()).logits], [original(prompt()).logits])
+
+
+def test_scales_are_ordinary(tmp_path: Path) -> None:
+    """Large ones too, whose arrays would be smaller."""
+    scales = torch.rand(256, 512, generator=torch.Generator().manual_seed(1))
+    save_file({"scales": scales}, tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "x.df11", progress=False)
+    tensors, reasons = Tensors(df11.open(tmp_path / "x.df11")), {}
+    assert isinstance(tensors["scales"], CompressedTensor)
+    found = _foreign._Undecoded(tensors, "scales", reasons).to("cpu", torch.float32)
+    assert type(found) is torch.Tensor and equal([found], [scales])
+    assert reasons == {"scales": "F32, as scales are"}
 
 
 @pytest.mark.usefixtures("products")
