@@ -132,7 +132,6 @@ def _finish(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         model.__dict__[KEY] = _origin_of(model, loading.tensors, loading.reasons)
         # Copies of the model carry the rest of the quantizer.
         del vars(arguments["self"])[KEY]
-        wrap_saving()
         watch(model)
     return result
 
@@ -185,7 +184,7 @@ def tensors_for_others(folder: Path) -> dict[str, Any]:
     them by compressed ones.
     """
     tensors = Tensors(open_folder(folder))
-    if not wrap_listed({f"{_QUANTIZER}.{name}": each for name, each in _WRAPPED.items()}):
+    if not wrap_quantizers():
         _warn(tensors, "this release of transformers has other methods of quantizers")
     return {name: _Decoded(tensors, name) for name in tensors}
 
@@ -209,6 +208,7 @@ def _prepare(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
         reason = _why_decoded(quantizer, arguments["model"], options.get("device_map"))
         if reason is None:
             vars(quantizer)[KEY] = loading = _Loading(tensors)
+            vars(quantizer)[f"{KEY}_wraps"] = _Wraps()
             quantizer.takes_new = False
             file.tensors = loading.for_loader()
         else:
@@ -229,9 +229,30 @@ def _why_decoded(quantizer: Any, model: Any, device_map: Any) -> str | None:
         return "the model is distributed over several processes"
     if isinstance(device_map, dict) and "disk" in device_map.values():
         return "device_map offloads some to disk"
-    if method == _FP8 and not wrap_listed(dict.fromkeys(_KERNELS, _with_decoding)):
+    if method == _FP8 and not wrap_kernels():
         return "this release of transformers loads its kernels by other functions"
     return None
+
+
+class _Wraps:
+    """Wraps what a model needs, also in the process that unpickles it."""
+
+    def __init__(self) -> None:
+        wrap_quantizers()
+        wrap_kernels()
+        wrap_saving()
+
+    def __reduce__(self) -> tuple[type[_Wraps], tuple[()]]:
+        return _Wraps, ()
+
+
+def wrap_quantizers() -> bool:
+    return wrap_listed({f"{_QUANTIZER}.{name}": each for name, each in _WRAPPED.items()})
+
+
+def wrap_kernels() -> bool:
+    """Makes the kernels of `fp8` get decoded weights."""
+    return wrap_listed(dict.fromkeys(_KERNELS, _with_decoding))
 
 
 _QUANTIZER = "transformers.quantizers.base:HfQuantizer"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import cpu_offload
-from conftest import needs_compiler, on_devices
+from conftest import needs_compiler, on_devices, run
 from models import compressed, config_of, equal, greedy, load, prompt, same_weights, seeded
 from safetensors.torch import load_file, save_file
 from test_foreign import WORDS
@@ -95,8 +95,11 @@ def products(monkeypatch: pytest.MonkeyPatch) -> None:
             FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None
         )
     if "LOCAL_KERNELS" not in os.environ:
-        kernels = finegrained_fp8.FineGrainedFP8(matmul, batched_matmul, grouped_matmul)
-        monkeypatch.setattr(finegrained_fp8, "_FINEGRAINED_FP8", kernels)
+        monkeypatch.setattr(finegrained_fp8, "_FINEGRAINED_FP8", kernels())
+
+
+def kernels() -> finegrained_fp8.FineGrainedFP8:
+    return finegrained_fp8.FineGrainedFP8(matmul, batched_matmul, grouped_matmul)
 
 
 def matmul(
@@ -332,6 +335,34 @@ def test_copies_and_pickles(both: Both, tmp_path: Path) -> None:
     for made in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
         assert equal([made(prompt()).logits], [expected])
         assert df11.report(made).ratio < 0.85
+
+
+@pytest.mark.usefixtures("products")
+@torch.no_grad()
+def test_another_process_unpickles_a_model(both: Both, tmp_path: Path) -> None:
+    original, model = pair(both)
+    torch.save(model, tmp_path / "model.pt")
+    save_file({"logits": original(prompt()).logits}, tmp_path / "logits.safetensors")
+    unpickle = """
+        import sys
+
+        import torch
+        from safetensors.torch import load_file
+
+        folder, tests = sys.argv[1:]
+        model = torch.load(f"{folder}/model.pt", weights_only=False)
+        sys.path.append(tests)
+        from models import prompt
+        from test_fp8 import finegrained_fp8, kernels
+
+        finegrained_fp8._FINEGRAINED_FP8 = kernels()
+        expected = load_file(f"{folder}/logits.safetensors")["logits"]
+        with torch.no_grad():
+            assert torch.equal(model(prompt()).logits, expected)
+        model.save_pretrained(f"{folder}/saved")
+    """
+    run(unpickle, tmp_path, Path(__file__).parent)
+    assert same_weights(load(tmp_path / "saved"), original)
 
 
 @pytest.mark.usefixtures("products")
