@@ -384,10 +384,14 @@ def test_dequantize_is_refused_as_without_df11(both: Both) -> None:
 
 @pytest.mark.usefixtures("products")
 def test_damage_is_found(both: Both, tmp_path: Path) -> None:
+    """Of signs and mantissas too, which decode to other weights."""
     folder = shutil.copytree(both[1], tmp_path / "damaged")
+    held = df11.open(folder)
+    (start, _), *_ = held.mappings
+    address, length = held["model.layers.0.mlp.up_proj.weight"].tiles.places[-1]
     file = folder / "model.df11"
     data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 255
+    data[address - start + length // 2] ^= 1
     file.write_bytes(data)
     with pytest.raises(df11.CorruptError):
         load(folder)
