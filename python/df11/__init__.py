@@ -24,6 +24,8 @@
 #           loader moves these (_pretrained), or their names decide (_parameters). _plan then
 #           decides device (_devices) and residence of each, and _load and _bring copy them.
 #           Weights that are dense so far are compressed by _bring, with the encoders of _encoding.
+#           Folders of FP8 models are loaded by their own quantizer, with compressed tensors
+#           (_foreign).
 #   save    _origin remembers the containers of a module, and compares. _saving copies them or
 #           compresses anew. _merging merges adapters.
 #   other   _safe and torch have the interface of safetensors; vllm is the plugin, which records

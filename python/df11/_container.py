@@ -103,6 +103,10 @@ class Tensors(Mapping[str, Tensor]):
             for _, mine in parts_with_arrays(value._arrays, value.flat_parts)
         ]
 
+    def moved(self, name: str, copy: CompressedTensor) -> None:
+        """Notes a copy of a whole tensor, on this or another device, for `names`."""
+        self._names[copy._arrays[0].data_ptr()] = name
+
     def describe(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
         """Names and numbers from which `rebuild` makes the tensor again."""
         return self.names(value), value._state

@@ -108,7 +108,7 @@ def _routed(ends: list[int]) -> list[tuple[int, int, int]]:
     return [(e, a, b) for e, (a, b) in enumerate(pairwise(ends)) if a < b]
 
 
-def _decode_experts(
+def decode_experts(
     arrays: Arrays, parts: Numbers, height: int, routed: list[tuple[int, int, int]], on: Tensor
 ) -> Tensor:
     ranges = ((e * height, (e + 1) * height) for e, _, _ in routed)
@@ -132,7 +132,7 @@ def _each_routed(
         some = routed[at : at + most]
         places = slice(some[0][1], some[-1][2])
         inner = [end - places.start for _, _, end in some]
-        yield places, inner, _decode_experts(arrays, parts, height, some, on)
+        yield places, inner, decode_experts(arrays, parts, height, some, on)
 
 
 def products(x: Tensor, w: Tensor, ends: list[int]) -> Tensor:
@@ -178,7 +178,7 @@ def grouped_mm(
         routed = _routed(_ends(functional.pad(offs, (1, 0)), len(x))) or routed[:1]
         if len(routed) < shape[0]:
             offs = offs.new_tensor([end for _, _, end in routed])
-    dense = _decode_experts(arrays, parts, height, routed, x)
+    dense = decode_experts(arrays, parts, height, routed, x)
     w = lay_out(dense.flatten(0, 1), (len(routed), *shape[1:]), transposed, flipped)
     return torch._grouped_mm(x, w, offs=offs).contiguous()
 

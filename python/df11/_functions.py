@@ -20,9 +20,10 @@ from ._dispatch import REMEDY, dense, is_compressed, refuse_writing
 _NO_MEMORY = 1 << 62
 #: Libraries that use an address as the identity of a weight, to find tied ones, without reading
 #: there.
-_COMPARING = ("accelerate", "peft", "transformers")
-#: The most calls between `load_state_dict` and the tensor.
+_COMPARING = ("accelerate", "compressed_tensors", "peft", "transformers")
+#: The most calls between `load_state_dict`, or transformers' loader, and the tensor.
 _MOST_FRAMES = 6
+_LOADER = "transformers.core_model_loading"
 
 
 def refuse_gradients() -> None:
@@ -39,12 +40,13 @@ def _requires_grad(self: Any, requires_grad: bool = True) -> Any:
 
 
 def _is_assigned() -> bool:
-    """Whether `load_state_dict(assign=True)` requests gradients. It does so for each weight that
-    replaces one with gradients, also for compressed weights, where nobody wants them.
+    """Whether `load_state_dict(assign=True)` or transformers' loader requests gradients. They do so
+    for each weight that replaces one with gradients, or is a float, also for compressed weights,
+    where nobody wants them.
     """
     frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
     for _ in range(_MOST_FRAMES):
-        if frame.f_code is code:
+        if frame.f_code is code or frame.f_globals.get("__name__") == _LOADER:
             return True
         if frame.f_back is None:
             return False

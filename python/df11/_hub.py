@@ -6,8 +6,8 @@ it alone receives the arguments of `from_pretrained`: revision, token, cache, su
 extension point receives them, and a config may name no other file. So df11 wraps that function. If
 asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the containers, passes
 their folder to the quantizer, and returns it. For a local folder of containers whose config names
-another quantization it returns decoded tensors (`_foreign`). For all other files it does the same
-as before.
+another quantization it returns tensors for that one's loader (`_foreign`). For all other files it
+does the same as before.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None]
     """Files of a folder of containers that another library's quantizer loads; None for others."""
     if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
         return None
-    from ._foreign import decoded_tensors, folder_for_others
+    from ._foreign import folder_for_others, tensors_for_others
 
     download = arguments.get("download_kwargs") or {}
     folder = folder_for_others(source, download.get("subfolder"))
-    return None if folder is None else ([hand(decoded_tensors(folder))], None)
+    return None if folder is None else ([hand(tensors_for_others(folder))], None)
 
 
 def folder_of(

@@ -40,7 +40,7 @@ from ._packing import PACKED, PackingTaker
 from ._parameters import warn_of_converted
 from ._plan import Item, Residence
 from ._pretrained import Taker, checkpoint_dtype
-from ._saving import save_model
+from ._saving import wrap_saving
 from ._siblings import join_siblings
 from ._watch import check_gpus, watch
 from ._wrapping import wrap_listed
@@ -134,6 +134,8 @@ class Df11Quantizer(HfQuantizer):
     #: Adapters can be trained: gradients go through compressed weights.
     is_trainable = True
     is_compileable = True
+    #: See `_saving.save_model`.
+    takes_new = True
     quantization_config: Config
 
     def __init__(self, quantization_config: Config, **kwargs: Any) -> None:
@@ -327,7 +329,7 @@ class Df11Quantizer(HfQuantizer):
             left = taker.left()
             finish(model, self, taker.tensors, items)
             model.__dict__[KEY].add(model, left)
-        _wrap_saving()
+        wrap_saving()
         watch(model)
         # Copies of the model carry the rest of the quantizer.
         self.model = self.container = self.made = self.taker = None
@@ -351,7 +353,7 @@ class Df11Quantizer(HfQuantizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        _wrap_saving()
+        wrap_saving()
 
 
 def _bytes(files: list[str]) -> int:
@@ -373,20 +375,3 @@ def finish(model: Any, quantizer: Any, tensors: Tensors, items: list[Item]) -> N
     load(model, tensors, items, quantizer.placement, mode=said.mode, residence=residence)
     if quantizer.made is not None:
         model.__dict__[KEY].keep(quantizer.made)
-
-
-def _wrap_saving() -> None:
-    """Makes `save_pretrained` write a compressed model as it is in memory."""
-    wrap_listed({"transformers.modeling_utils:PreTrainedModel.save_pretrained": _save})
-
-
-def _save(call: Any, arguments: dict[str, Any]) -> None:
-    model, folder = arguments.pop("self"), arguments.pop("save_directory")
-    is_ours = isinstance(getattr(model, "hf_quantizer", None), Df11Quantizer)
-    if not is_ours or KEY not in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
-        call()
-        return
-    options = arguments.pop("kwargs", {}) | arguments
-    if options.get("variant") or options.get("state_dict") is not None:
-        raise ValueError("save_pretrained takes no variant or state_dict for a compressed model")
-    save_model(model, folder, partial(call.func, model), options, takes_new=True)

@@ -29,6 +29,7 @@ from ._modules import entries, gathered, is_first, is_sharded, join
 from ._native import TemporaryFolder, compress, install
 from ._origin import KEY, Changes, Origin, changes_of, members, rooted
 from ._watch import check_gpus
+from ._wrapping import wrap_listed
 
 #: The mark that `df11 compress` inserts and `df11 decompress` removes (src/open/beside.rs).
 MARK = '\n  "quantization_config": {"quant_method": "df11"},'
@@ -36,12 +37,14 @@ _CONFIG = "config.json"
 _INDEX = ".safetensors.index.json"
 #: Files that libraries write from the model in memory.
 _REWRITTEN = (_CONFIG, "generation_config.json")
-#: Keys of configs for the release that wrote them, and for their place.
+#: Keys of configs for the release that wrote them, for their place, and of quantizers.
 _OF_RELEASES = (
     "transformers_version",
     "_diffusers_version",
     "_name_or_path",
     "quantization_config",
+    "base_model_tp_plan",
+    "base_model_ep_plan",
 )
 _ANEW = (
     "save the tensors of df11.state_dict(model) as safetensors and compress them; adapters are "
@@ -231,6 +234,24 @@ def save_model(
         install(stage, folder, set(names), identity)
 
 
+def wrap_saving() -> None:
+    """Makes `save_pretrained` of transformers write a compressed model as it is in memory."""
+    wrap_listed({"transformers.modeling_utils:PreTrainedModel.save_pretrained": _save})
+
+
+def _save(call: Any, arguments: dict[str, Any]) -> None:
+    model, folder = arguments.pop("self"), arguments.pop("save_directory")
+    takes_new = getattr(getattr(model, "hf_quantizer", None), "takes_new", None)
+    is_ours = takes_new is not None and KEY in vars(model)
+    if not is_ours or getattr(model, "_hf_peft_config_loaded", False):
+        call()
+        return
+    options = arguments.pop("kwargs", {}) | arguments
+    if options.get("variant") or options.get("state_dict") is not None:
+        raise ValueError("save_pretrained takes no variant or state_dict for a compressed model")
+    save_model(model, folder, partial(call.func, model), options, takes_new=bool(takes_new))
+
+
 def _keep_originals(model: Any, place: Path, files: Path) -> None:
     """Takes the original side files that the library did not write, or whose values equal the
     written ones: containers have the hashes of the originals.
@@ -293,8 +314,8 @@ def _anew(
     of_files = {name: options[name] for name in _OF_FILES if name in options}
     _by_library(model, library, plain, of_files, lambda: state_dict(model))
     config = json.loads((plain / _CONFIG).read_text(encoding="utf-8"))
-    config.pop("quantization_config", None)
-    _write(plain / _CONFIG, config)
+    if _pop_mark(config):
+        _write(plain / _CONFIG, config)
     indexes = set(plain.rglob("*" + _INDEX))
     _bring(origin, stage / "side", plain, containers=False, rewritten=_REWRITTEN)
     for old in set(plain.rglob("*" + _INDEX)) - indexes:
@@ -334,11 +355,18 @@ def _lies_in(origin: Origin, folder: Path) -> bool:
 
 
 def mark_config(path: Path) -> None:
-    """Writes the line of the compression as `df11 compress` does; `df11 decompress` removes it."""
+    """Writes the line of the compression as `df11 compress` does; `df11 decompress` removes it. A
+    config that names another quantization has none.
+    """
     config = json.loads(path.read_text(encoding="utf-8"))
-    if config.pop("quantization_config", None) is None:
-        return
-    _write(path, config, MARK)
+    if _pop_mark(config):
+        _write(path, config, MARK)
+
+
+def _pop_mark(config: dict[str, Any]) -> bool:
+    """Removes the name of df11 from a config. False if it names no or another quantization."""
+    is_marked = (config.get("quantization_config") or {}).get("quant_method") == "df11"
+    return is_marked and config.pop("quantization_config") is not None
 
 
 def _write(path: Path, config: dict[str, Any], mark: str = "") -> None:

@@ -42,7 +42,13 @@ vllm.v1.worker.gpu_worker:Worker.start_weight_update
 """
 _OPTIONAL = """
 transformers.configuration_utils:PreTrainedConfig.get_config_dict
+transformers.integrations.deepgemm:load_deepgemm_kernel
+transformers.integrations.finegrained_fp8:load_finegrained_fp8_kernel
 transformers.modeling_utils:_get_resolved_checkpoint_files
+transformers.quantizers.base:HfQuantizer.get_state_dict_and_metadata
+transformers.quantizers.base:HfQuantizer.param_element_size
+transformers.quantizers.base:HfQuantizer.postprocess_model
+transformers.quantizers.base:HfQuantizer.preprocess_model
 transformers.utils.hub:cached_files
 
 vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai

@@ -1,5 +1,5 @@
-"""Compressed folders whose config names another quantization: gpt-oss with experts in MXFP4, and a
-Llama in FP8, which transformers dequantizes where no GPU is.
+"""Compressed folders whose config names another quantization, which decodes all weights: gpt-oss
+with experts in MXFP4. `test_fp8.py` has those that keep weights compressed.
 """
 
 import json
@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from models import compressed, config_of, equal, prompt, seeded
+from models import compressed, equal, prompt, seeded
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GptOssConfig
 
 import df11
 
 WORDS = "another quantization, whose quantizer loads it"
-BLOCK = 64
 
 
 @pytest.fixture(scope="module")
@@ -94,36 +93,3 @@ def test_damage_is_found(both: tuple[Path, Path], tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.warns(UserWarning, match=WORDS), pytest.raises(df11.CorruptError):
         logits(folder)
-
-
-def quantize_to_fp8(file: Path) -> None:
-    """Puts FP8 weights in the place of those of linear layers, with a scale for each block."""
-    weights = load_file(file)
-    for name in [name for name in weights if name.endswith("proj.weight")]:
-        value = weights[name].float()
-        rows, columns = (-(-size // BLOCK) for size in value.shape)
-        scales = torch.empty(rows, columns)
-        made = torch.empty(value.shape, dtype=torch.float8_e4m3fn)
-        for row in range(rows):
-            for column in range(columns):
-                at = tuple(slice(BLOCK * i, BLOCK * (i + 1)) for i in (row, column))
-                scales[row, column] = value[at].abs().max() / 448
-                made[at] = (value[at] / scales[row, column]).to(torch.float8_e4m3fn)
-        weights[name], weights[name.replace("weight", "weight_scale_inv")] = made, scales
-    save_file(weights, file, {"format": "pt"})
-
-
-@torch.no_grad()
-def test_fp8_is_loaded_by_its_quantizer(tmp_path: Path) -> None:
-    seeded(AutoModelForCausalLM.from_config(config_of("llama"))).save_pretrained(tmp_path / "fp8")
-    quantize_to_fp8(tmp_path / "fp8" / "model.safetensors")
-    said = json.loads((tmp_path / "fp8" / "config.json").read_text())
-    method = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "dequantize": True}
-    said["quantization_config"] = {**method, "modules_to_not_convert": ["lm_head"]}
-    (tmp_path / "fp8" / "config.json").write_text(json.dumps(said))
-    folder = compressed(tmp_path / "fp8", tmp_path / "df11")
-    held = df11.open(folder)
-    assert {held[name].dtype for name in held if held[name].encoding == "float"} == {"F8_E4M3"}
-    with pytest.warns(UserWarning, match=WORDS):
-        found = logits(folder)
-    assert torch.isfinite(found).all() and equal([found], [logits(tmp_path / "fp8")])

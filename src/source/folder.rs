@@ -347,6 +347,10 @@ fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     let method = named.get("quant_method").and_then(Value::as_str);
     let outcome = match method {
         Some("df11") => return Ok(None),
+        Some("fp8" | "compressed-tensors") => {
+            "transformers loads such a folder by that quantization's own code, and weights that \
+            it leaves in FP8 stay compressed in memory; vLLM does not load it"
+        }
         Some(_) if config.get("_class_name").is_none() => {
             "transformers loads such a folder by that quantization's own code, and decodes all \
             weights meanwhile; vLLM does not load it"

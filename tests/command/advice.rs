@@ -89,10 +89,12 @@ fn a_config_with_another_quantization_is_told_at_once() {
         folder(&[("model.safetensors", weights), ("config.json", config.into())])
     };
     let fp8 = r#"{"model_type":"llama","quantization_config":{"quant_method":"fp8"}}"#;
+    let packed = r#"{"model_type":"gpt_oss","quantization_config":{"quant_method":"mxfp4"}}"#;
     let null = r#"{"model_type":"llama","quantization_config":null}"#;
     let image = r#"{"_class_name":"Flux","quantization_config":{"quant_method":"torchao"}}"#;
     for (config, part, outcome) in [
-        (fp8, "(fp8)", "decodes all weights meanwhile; vLLM does not load it"),
+        (fp8, "(fp8)", "stay compressed in memory; vLLM does not load it"),
+        (packed, "(mxfp4)", "decodes all weights meanwhile; vLLM does not load it"),
         (null, "(without a method)", "transformers will not load the compressed weights"),
         (image, "(torchao)", "diffusers will not load the compressed weights"),
     ] {
