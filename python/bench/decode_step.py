@@ -34,7 +34,6 @@ import torch
 import transformers
 from llm import MODES, Bench
 from tools import Step, capture, free, in_turns, numbers, replays, words
-from torch.profiler import ProfilerActivity, profile
 
 from df11._siblings import joined_siblings
 
@@ -114,7 +113,10 @@ class Steps(Bench):
         eager = {kind: self.short_step(model, batch) for kind, model in models.items()}
         for kind, step in eager.items():
             self.row("temporary", kind=kind, batch=batch, bytes=temporary(step))
-        self.tell("kernels", batch, {kind: kernels(step) for kind, step in eager.items()})
+        taken = {kind: tools.kernels(self.device, step) for kind, step in eager.items()}
+        self.tell(
+            "kernels", batch, {kind: 1e3 * sum(each.values()) for kind, each in taken.items()}
+        )
 
     def distances(self, batch: int, logits: dict[str, torch.Tensor]) -> None:
         if (expected := logits.get("bf16")) is None:
@@ -154,17 +156,6 @@ def temporary(step: Step) -> int:
         step()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
-
-
-def kernels(step: Step, count: int = 3) -> float:
-    """Milliseconds of all kernels in an eager step."""
-    step()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for _ in range(count):
-            step()
-        torch.cuda.synchronize()
-    return sum(float(event.device_time_total) for event in found.key_averages()) / count / 1e3
 
 
 if __name__ == "__main__":

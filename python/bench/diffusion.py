@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import diffusers
@@ -23,7 +24,6 @@ import tools
 import torch
 from accelerate import init_empty_weights
 from torch.nn.attention import SDPBackend
-from torch.profiler import ProfilerActivity, profile
 
 import df11
 
@@ -130,14 +130,9 @@ class Bench:
 
     def kernels(self, step: Callable[[], Any]) -> dict[str, float]:
         """Seconds of a GPU's kernels in a step: all, and those that take the most."""
-        if self.device.type != "cuda":
-            return {}
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
-            step()
-            torch.cuda.synchronize(self.device)
-        spent = {row.key: row.self_device_time_total / 1e6 for row in found.key_averages()}
-        most = sorted(spent, key=lambda name: -spent[name])[:16]
-        return {"all": sum(spent.values()), **{name[:80]: spent[name] for name in most}}
+        spent = tools.kernels(self.device, step)
+        most = {name[:80]: taken for name, taken in islice(spent.items(), 16)}
+        return {"all": sum(spent.values()), **most} if spent else {}
 
     def same(self, models: dict[str, Any], inputs: dict[str, torch.Tensor]) -> bool:
         """Whether both have the same output, bit for bit."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from checkpoints import GEOMETRIES
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 Step = Callable[[], torch.Tensor]
 
@@ -119,6 +120,20 @@ def seconds(device: torch.device, work: Callable[[], Any]) -> float:
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def kernels(device: torch.device, step: Callable[[], Any], count: int = 3) -> dict[str, float]:
+    """Seconds of each kernel of a GPU in one of `count` steps, those that take the most first."""
+    if device.type != "cuda":
+        return {}
+    step()
+    synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            step()
+        synchronize(device)
+    spent = {row.key: row.self_device_time_total / count / 1e6 for row in found.key_averages()}
+    return dict(sorted(spent.items(), key=lambda row: -row[1]))
 
 
 def capture(step: Step) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
