@@ -23,16 +23,18 @@
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 168 registers (216 in warps that multiply,
 // 72 in those that request), 12 warps, one block per multiprocessor, 227 KiB of shared memory: 5
-// stages of 44 KiB, or 6 of 36. In PyTorch's order on an H100, one split, microseconds, F.linear /
-// this kernel (benches/record/2026-11-26-exact-order-wide.md):
+// stages of 44 KiB, or 6 of 36. With groups of two strips 174 and 200 registers, 8 warps, 5 stages
+// of 38 KiB or 7 of 30. In PyTorch's order on an H100, one split, microseconds, F.linear / groups
+// of four strips (benches/record/2026-11-26-exact-order-wide.md):
 //   rows of x             256             1024            2048
 //   6144 x 4096                           70.7 / 80.5     134.9 / 142.0
 //   4096 x 4096                           46.5 / 48.8     90.4 / 95.9
 //   28672 x 4096          107.0 / 98.6    316.2 / 331.8   629.7 / 674.1
 //   4096 x 14336                          153.8 / 161.4   302.8 / 321.9
 // Limits. A stage of 256 rows takes 0.72 us, of which products take 0.58 at 1.755 GHz. A relay adds
-// about 15 us to a launch. That record, 2026-11-23-linear-bands.md and 2026-11-23-linear-large.md
-// tell what was tried and rejected.
+// about 15 us to a launch. With groups of two strips, L2: most of what it gives is x, which each block
+// reads for itself (2026-11-29-half-groups-h200.md). That record, that of the wide kernels,
+// 2026-11-23-linear-bands.md and 2026-11-23-linear-large.md tell what was tried and rejected.
 //
 // Safety: as in linear.cu. A block waits only for the block before, which began earlier: GPUs begin
 // blocks in the order of their numbers.
