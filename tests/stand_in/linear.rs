@@ -603,7 +603,7 @@ fn failures_of_the_driver_are_errors() {
     run(&[(name, "128,1,16")], "made for 12 bytes of constants");
     for (from, to, expected) in [
         // With kernels for more rows.
-        (",1,0,0,0,0,4,", ",1,9,640,9,384,4,", ""),
+        (",1,0,0,0,0,0,4,", ",1,9,640,9,256,384,4,", ""),
         // Another size of a task, of a block of warps.
         ("1152,96,", "1040,96,", "build df11 again"),
         (",2048,8,", ",2048,4,", "partial_bytes: 2048, matrices: 4, group: 4"),
