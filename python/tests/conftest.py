@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 import stores
 
+from df11._platform import IS_WINDOWS
+
 # Models here are so small that threads take longer to start than to work; before PyTorch is there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,7 +31,7 @@ on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", mark
 
 #: For tests whose code Inductor generates in C++; on Windows MSVC compiles it.
 needs_compiler = pytest.mark.skipif(
-    os.name == "nt" and shutil.which("cl") is None, reason="no C++ compiler"
+    IS_WINDOWS and shutil.which("cl") is None, reason="no C++ compiler"
 )
 
 # Tensors by name: dtype, shape, bytes.
