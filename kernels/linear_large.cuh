@@ -32,8 +32,8 @@
 //   28672 x 4096          107.0 / 98.6    316.2 / 331.8   629.7 / 674.1
 //   4096 x 14336                          153.8 / 161.4   302.8 / 321.9
 // Limits. A stage of 256 rows takes 0.72 us, of which products take 0.58 at 1.755 GHz. A relay adds
-// about 15 us to a launch. With groups of two strips, L2: most of what it gives is x, which each block
-// reads for itself (2026-11-29-half-groups-h200.md). That record, that of the wide kernels,
+// about 15 us to a launch. With groups of two strips, L2: most of what it gives is x, which each
+// block reads for itself (2026-11-29-half-groups-h200.md). That record, that of the wide kernels,
 // 2026-11-23-linear-bands.md and 2026-11-23-linear-large.md tell what was tried and rejected.
 //
 // Safety: as in linear.cu. A block waits only for the block before, which began earlier: GPUs begin
