@@ -148,9 +148,8 @@ impl LinearKernels {
         if constants.wide_threads > 0 {
             let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
             let wide = WIDE_CLASSES.map(|rows| prepare("fast", rows, wide_threads, wide_bytes));
-            let large = |kind, threads| {
-                LARGE_CLASSES.map(|rows| prepare(kind, rows, threads, large_bytes))
-            };
+            let large =
+                |kind, threads| LARGE_CLASSES.map(|rows| prepare(kind, rows, threads, large_bytes));
             let many = wide.into_iter().chain(large("fast", large_threads[1]));
             let many = many.collect::<Result<Vec<_>>>()?;
             let halves = large("half", large_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
