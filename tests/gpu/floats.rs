@@ -190,7 +190,12 @@ fn matrices_of_floats_in_memory_of_the_caller_are_decoded() {
         }
         // No other kernel reads them.
         assert!(is_refused(Linear::new(std::slice::from_ref(matrix)), "BF16"), "{dtype:?}");
-        assert!(is_refused(matrix.to_fast(1000), "BF16"), "{dtype:?}");
+        match matrix.to_fast(1000) {
+            Ok(Transcoded::Fast(fast)) if dtype == Dtype::BF16 => {
+                assert!(decode_slice(&stream, &fast, None) == item.data);
+            }
+            other => assert!(is_refused(other, "BF16"), "{dtype:?}"),
+        }
         let status = Status::new(device).unwrap();
         // SAFETY: it is refused before any address is used.
         let rows = unsafe { matrix.gather(Indices::U32(256), 1, (256, columns), &stream, &status) };
