@@ -18,8 +18,9 @@ pub enum Layout {
     /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
     /// smaller than `gap`, and faster on a GPU.
     Tile,
-    /// [`Layout::Tile`], but the encoding `float` (spec, section 6.5) for tensors whose mantissas
-    /// all end with zero bits, as those of BF16 that was F8_E4M3 with scales that are powers of two.
+    /// [`Layout::Tile`], but the encoding `float` (spec, section 6.5) for tensors in which the four
+    /// lowest bits of all weights are zero: BF16 that was F8_E4M3 with scales that are powers of
+    /// two. Its products are in the fast layout; as stored it is decoded.
     #[default]
     Smallest,
     /// The original bytes.

@@ -66,7 +66,8 @@ fn they_are_not_stored() {
         ("zeros", Encoding::Float),
     ];
     assert_eq!(encodings(&model), expected);
-    let estimate = df11::estimate(&source, &path("new.df11"), &CompressOptions::new(), &()).unwrap();
+    let estimate =
+        df11::estimate(&source, &path("new.df11"), &CompressOptions::new(), &()).unwrap();
     assert_eq!(encodings(&estimate.outline().unwrap()), expected);
     let stored = fs::metadata(path("smallest.df11")).unwrap().len();
     assert_eq!(estimate.report.stored_bytes, stored);
