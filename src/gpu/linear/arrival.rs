@@ -342,8 +342,12 @@ pub(in crate::gpu) fn load_fast(
     let count = load.readers.get().min(jobs.len());
     let rings = rings(device, count)?;
     let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
-    let weight_bytes =
-        2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
+    let weights = |job: &StripBatch| {
+        let sizes = matrices[job.matrix].sizes;
+        let rows = job.rows(sizes);
+        (rows.end - rows.start) * sizes.geometry().columns()
+    };
+    let weight_bytes = 2 * jobs.iter().map(weights).max().unwrap_or(0);
     let most = matrices.iter().map(|wanted| good_exceptions(wanted.sizes.elements())).max();
     let most = most.unwrap_or(0);
     // One allocation: freeing each takes the driver longer than the GPU has work for meanwhile.
