@@ -19,8 +19,8 @@ pub enum Layout {
     /// smaller than `gap`, and faster on a GPU.
     Tile,
     /// [`Layout::Tile`], but the encoding `float` (spec, section 6.5) for tensors in which the four
-    /// lowest bits of all weights are zero: BF16 that was F8_E4M3 with scales that are powers of
-    /// two. Its products are in the fast layout; as stored it is decoded.
+    /// lowest bits of all weights are zero: BF16 that was FP8 with scales that are powers of two.
+    /// Its products are in the fast layout; as stored it is decoded.
     #[default]
     Smallest,
     /// The original bytes.
