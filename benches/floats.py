@@ -6,10 +6,12 @@
     .venv/bin/pip install zipnn zstandard
     .venv/bin/python benches/floats.py --df11 target/release/df11 MODEL.safetensors --out DIR
 
-MODEL.safetensors is a file of a package with trained weights in F32 or F16. Its matrices are
-written to DIR, which should lie outside the repository, one file for each dtype: as they are, and
-rounded to F16, BF16 and FP8 (in blocks of 128 x 128, each scaled to the largest number of the
-dtype), and what was BF16 or F16 once more as F32. Each file is compressed by all in turn, in one
+MODEL.safetensors is a file of a package with trained weights in F32 or F16; `--normal SIDE` takes a
+square matrix of seeded normal weights instead. Its matrices are written to DIR, which should lie
+outside the repository, one file for each dtype: as they are, and rounded to F16, BF16 and FP8 (in
+blocks of 128 x 128, each scaled to the largest number of the dtype), what was BF16 or F16 once more
+as F32, and as BF16 what was F8_E4M3 with scales that are powers of two (one for each block, or for
+the tensor). Each file is compressed by all in turn, in one
 run, and what df11 made is restored and compared. It prints the sizes as a table. `--keep` leaves
 the files of each dtype, for `df11 bench FILE`.
 """
@@ -41,6 +43,18 @@ def scaled(values: numpy.ndarray, dtype: type) -> numpy.ndarray:
     return out
 
 
+def of_e4m3(values: numpy.ndarray, block: int) -> numpy.ndarray:
+    """BF16 that was E4M3, with a scale for each block that is a power of two."""
+    most, out = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3fn).max), numpy.empty_like(values)
+    for row in range(0, values.shape[0], block):
+        for column in range(0, values.shape[1], block):
+            at = (slice(row, row + block), slice(column, column + block))
+            largest = float(numpy.abs(values[at]).max()) or 1.0
+            scale = 2.0 ** numpy.floor(numpy.log2(most / largest))
+            out[at] = (values[at] * scale).astype(ml_dtypes.float8_e4m3fn).astype(F32) / scale
+    return out.astype(ml_dtypes.bfloat16)
+
+
 #: The dtype in a header, and what makes it of F32, by the name of a file.
 KINDS: dict[str, tuple[str, Callable[[numpy.ndarray], numpy.ndarray]]] = {
     "f32": ("F32", lambda values: values),
@@ -48,6 +62,8 @@ KINDS: dict[str, tuple[str, Callable[[numpy.ndarray], numpy.ndarray]]] = {
     "bf16": ("BF16", lambda values: values.astype(ml_dtypes.bfloat16)),
     "f32-of-bf16": ("F32", lambda values: values.astype(ml_dtypes.bfloat16).astype(F32)),
     "f32-of-f16": ("F32", lambda values: values.astype(numpy.float16).astype(F32)),
+    "bf16-of-e4m3-blocks": ("BF16", lambda values: of_e4m3(values, 128)),
+    "bf16-of-e4m3-tensor": ("BF16", lambda values: of_e4m3(values, max(values.shape))),
     "f8-e4m3": ("F8_E4M3", lambda values: scaled(values, ml_dtypes.float8_e4m3fn)),
     "f8-e5m2": ("F8_E5M2", lambda values: scaled(values, ml_dtypes.float8_e5m2)),
 }
@@ -93,7 +109,9 @@ def by_zipnn(data: bytes, dtype: str) -> int | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=pathlib.Path)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("model", type=pathlib.Path, nargs="?")
+    source.add_argument("--normal", type=int, metavar="SIDE", help="seeded weights, N(0, 0.02²)")
     parser.add_argument("--df11", default="target/release/df11")
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--most", type=float, default=1e9, help="MB of F32 weights")
@@ -101,7 +119,12 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tensors = matrices.read(arguments.model, F32, arguments.most)
+    if arguments.normal is None:
+        tensors = matrices.read(arguments.model, F32, arguments.most)
+    else:
+        shape = (arguments.normal, arguments.normal)
+        values = numpy.random.default_rng(1).standard_normal(shape, F32) * F32(0.02)
+        tensors = {"weight": values}
     print("| weights | MB | df11 | bits | zstd -19 | zipnn | compress, MB/s | decompress, MB/s |")
     print("|---|---|---|---|---|---|---|---|")
     for name in arguments.only:

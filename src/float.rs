@@ -80,6 +80,11 @@ impl FloatSplit {
         8 * self.bytes as u32 - self.exponent_bits() - self.kept_bits()
     }
 
+    /// Whether weights are BF16, with or without zero bits.
+    pub(crate) const fn is_bf16(self) -> bool {
+        self.bytes == 2 && self.exponent_bits == 8
+    }
+
     /// Bytes of the plane of so many weights, of which the last ones may be a part of a unit.
     ///
     /// Never overflows for weights that a tensor has: they have more bits than their kept ones.

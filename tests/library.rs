@@ -27,3 +27,5 @@ mod side_files;
 mod slices;
 #[path = "library/source.rs"]
 mod source;
+#[path = "library/zero_bits.rs"]
+mod zero_bits;

@@ -25,7 +25,7 @@ from ._report import Placement, Plan, Report, Verification
 
 _Path: TypeAlias = str | PathLike[str]
 _Progress: TypeAlias = bool | Callable[[str, int, int], object] | None
-_Layout: TypeAlias = Literal["gap", "tile", "raw"] | None
+_Layout: TypeAlias = Literal["smallest", "tile", "gap", "raw"] | None
 _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 # Anything with the buffer protocol. NumPy declares it to type checkers from Python 3.12 on.
@@ -103,10 +103,11 @@ def compress(
 
     An `out` whose name ends in `.df11` becomes one self-contained file. Any other becomes a folder
     with a container for each weights file, and the side files beside them. The output gets its name
-    when it is complete and, unless `verify=False`, decoded and compared. `layout` is the encoding
-    of BF16 tensors: `tile` (the default), `gap` (as in the paper) or `raw`. `base`, a path or a
-    name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors that are smaller so
-    become their differences from it, and need it for decoding.
+    when it is complete and, unless `verify=False`, decoded and compared. `layout` is how BF16
+    tensors are stored: `smallest` (the default), which is `tile` except where the four lowest bits
+    of all weights are zero, as in BF16 that was FP8; `tile`, `gap` (as in the paper) or `raw`.
+    `base`, a path or a name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors
+    that are smaller so become their differences from it, and need it for decoding.
 
     `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are
     fetched into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or

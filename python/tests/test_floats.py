@@ -31,7 +31,14 @@ from df11._encoding import LEAST_BYTES
 from df11._matrices import TABLE_BYTES
 from df11._tensor import CompressedTensor
 
-NAMES = ["e4m3", "e5m2", "f16", "f32", "f32-of-bf16", "f32-of-f16", "odd", "special"]
+NAMES = ["bf16-of-e4m3", "e4m3", "e5m2", "f16", "f32", "f32-of-bf16", "f32-of-f16"]
+NAMES += ["odd", "special"]
+
+
+def as_fp8(value: torch.Tensor) -> torch.Tensor:
+    """BF16 that was E4M3, with a scale that is a power of two."""
+    scale = 2.0 ** (448 / value.abs().max().float()).log2().floor()
+    return (value.float() * scale).to(torch.float8_e4m3fn).bfloat16() / scale.bfloat16()
 
 
 def floats() -> dict[str, Any]:
@@ -43,6 +50,7 @@ def floats() -> dict[str, Any]:
     bits[0, : len(words)] = torch.tensor(words, dtype=torch.int32)
     bits[1] = bits[0] | -(1 << 31)
     return {
+        "bf16-of-e4m3": as_fp8(normal.bfloat16()),
         "e4m3": (5000 * normal).to(torch.float8_e4m3fn),
         "e5m2": (5000 * normal).to(torch.float8_e5m2),
         "f16": normal.half(),
@@ -71,6 +79,7 @@ def test_they_are_compressed(both: tuple[Path, Path]) -> None:
     bits = {name: model[name].bits_per_element for name in NAMES}
     # Arrays of such small tensors have codebooks of some hundred bytes to a kilobyte.
     most = {"e4m3": 6.9, "e5m2": 5.9, "f16": 14, "f32": 27, "f32-of-bf16": 11, "f32-of-f16": 14.2}
+    most["bf16-of-e4m3"] = 7
     assert all(bits[name] < most[name] for name in most), bits
 
 
@@ -440,3 +449,52 @@ def test_models_of_diffusers(tmp_path: Path, kind: str, dtype: torch.dtype) -> N
         assert "stored" in report.residences.values()
         large = [value for value in report.large_ordinary.values() if "a buffer" not in value]
         assert not large, large
+
+
+def was_fp8(root: Path) -> tuple[Path, Path]:
+    """A BF16 model whose weights were E4M3, but for one matrix: both folders."""
+    model = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "layers.1.self_attn.q_proj" not in name:
+                value.copy_(as_fp8(value))
+    return saved(model, root)
+
+
+def test_bf16_that_was_fp8_stays_compressed(tmp_path: Path) -> None:
+    before, after = was_fp8(tmp_path)
+    stored = df11.open(after)
+    large = {one.encoding for one in stored.values() if one.nbytes >= LEAST_BYTES}
+    assert large == {"float", "tile"}
+    original, model = aligned(load(before)), load(after)
+    attached = df11.attach(copy.deepcopy(original), after, device="cpu")
+    for each in (model, attached):
+        assert same_weights(each, original) and all_matrices_are_compressed(each)
+        assert same(each(prompt()).logits, original(prompt()).logits)
+        assert share(each, original) < 0.55
+    model.save_pretrained(tmp_path / "again")
+    container = (tmp_path / "again" / "model.df11").read_bytes()
+    assert container == (after / "model.df11").read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residence", ["auto", "fast", "stored", "streamed"])
+@torch.no_grad()
+def test_bf16_that_was_fp8_on_a_gpu(tmp_path: Path, residence: str) -> None:
+    before, after = was_fp8(tmp_path)
+    options = {"streamed": True} if residence == "streamed" else {"residence": residence}
+    original = load(before, "cuda")
+    expected = original(prompt().cuda()).logits
+    for mode in ("exact", "fused"):
+        config = df11.Config(mode=mode, **options)
+        model = load(after, "cuda", quantization_config=config)
+        assert same_weights(model, original) and all_matrices_are_compressed(model)
+        logits = model(prompt().cuda()).logits
+        if mode == "exact":
+            assert same(logits, expected)
+        else:
+            assert torch.allclose(logits, expected, rtol=0.05, atol=0.05)
+        report = df11.report(model, verify=True)
+        actual = "fast" if residence == "auto" else residence
+        assert {*report.residences.values()} == {actual, "ordinary"}
+        assert "compressed" in str(report)

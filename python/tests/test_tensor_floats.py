@@ -1,4 +1,6 @@
-"""Compressed tensors of other floats than BF16: FP8, F16, F32, also F32 that was BF16 or F16."""
+"""Compressed tensors of other floats than BF16: FP8, F16, F32, also F32 that was BF16 or F16, and
+BF16 that was FP8.
+"""
 
 import copy
 import gzip
@@ -18,7 +20,7 @@ from conftest import ROOT
 from test_tensor import IDS, PRODUCTS, VIEWS
 from torch import nn
 from torch.nn import functional
-from weights import WEIGHTS, container_of, same, streamed
+from weights import WEIGHTS, container_of, same, streamed, weights
 
 import df11
 from df11 import _native, _ops
@@ -27,15 +29,14 @@ from df11._encoding import LEAST_BYTES
 from df11._matrices import DTYPES, FAST, STORED
 from df11._tensor import CompressedTensor
 
-#: The kind of BF16 weights that were E4M3, which only other writers choose.
-OF_E4M3 = 5
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 Cast = Callable[[torch.Tensor], torch.Tensor]
-#: For each kind that `df11 compress` writes, besides BF16's: what makes its weights of BF16 ones.
+#: For each kind that `df11 compress` writes, except `tile`: what makes its weights of BF16 ones.
 CASTS: dict[int, Cast] = {
     2: lambda w: (5000 * w.float()).to(E4M3),
     3: lambda w: (5000 * w.float()).to(E5M2),
     4: lambda w: w.half(),
+    5: lambda w: (w.view(torch.int16) & -16).view(torch.bfloat16),
     6: lambda w: w.float() * (1 + 2**-14 + 2**-20),
     7: lambda w: (w.float() * (1 + 2**-10)).half().float(),
     8: lambda w: w.float(),
@@ -70,7 +71,7 @@ def compressed(kind: int, name: str, exact: bool = True) -> CompressedTensor:
 
 
 def test_there_is_a_test_of_each_kind() -> None:
-    assert {*range(len(_native.KINDS))} == {*range(len(DTYPES))} == {STORED, FAST, OF_E4M3, *CASTS}
+    assert {*range(len(_native.KINDS))} == {*range(len(DTYPES))} == {STORED, FAST, *CASTS}
 
 
 @pytest.mark.parametrize(("kind", "name"), LARGE)
@@ -262,6 +263,9 @@ def test_parts_have_one_dtype() -> None:
     joined = torch.cat([compressed(6, "q"), compressed(8, "k")])
     assert isinstance(joined, CompressedTensor) and joined.dtype == torch.float32
     assert same(joined, torch.cat([plain(6, "q"), plain(8, "k")]))
+    joined = torch.cat([compressed(5, "q"), weights()["k"]])
+    assert {part.kind for part in joined.parts} == {STORED, 5}
+    assert same(joined, torch.cat([plain(5, "q"), WEIGHTS["k"]]))
 
 
 @pytest.mark.parametrize("kind", CASTS)
@@ -271,7 +275,7 @@ def test_arrays_of_another_kind_are_refused(kind: int) -> None:
     alike = {len(compressed(kind, "q")._arrays[3]): [] for kind in CASTS}
     for each in CASTS:
         alike[len(compressed(each, "q")._arrays[3])].append(each)
-    same_plane = [STORED, OF_E4M3, *alike[len(tensor._arrays[3])]]
+    same_plane = [STORED, *alike[len(tensor._arrays[3])]]
     for other in {*range(-1, len(DTYPES) + 1)} - {*same_plane}:
         parts = [part._replace(kind=other) for part in tensor.parts]
         arrays = tensor._arrays[: 2 if other == FAST else None]
@@ -302,7 +306,7 @@ def test_kinds_of_the_format(tmp_path: Path) -> None:
         assert isinstance(tensor, CompressedTensor) and same(tensor, expected)
         assert same(tensor[5:33, 8:200], expected[5:33, 8:200])
         kinds |= {part.kind for part in tensor.parts}
-    assert kinds == {OF_E4M3, *CASTS}
+    assert kinds == {*CASTS}
     x = torch.ones(2, 264, dtype=torch.bfloat16)
     weight = tensors["BF16.4"]
     assert same(functional.linear(x, weight), functional.linear(x, weight.clone()))

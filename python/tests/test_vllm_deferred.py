@@ -8,7 +8,7 @@ import torch
 from weights import container_of, normals
 
 from df11._container import Tensors
-from df11.vllm._deferred import Stored, Target, window_of
+from df11.vllm._deferred import Deferred, Stored, Target, window_of
 
 CPU = torch.device("cpu")
 
@@ -48,6 +48,18 @@ def test_other_floats_are_decoded(tmp_path: Path, kind: torch.dtype) -> None:
     target, weight = parameter(128, 512)
     weight.data.copy_(source(tensors, "w"))
     assert torch.equal(dense(target), values.bfloat16())
+
+
+def test_bf16_that_was_fp8_stays_in_tiles(tmp_path: Path) -> None:
+    gate = torch.randn(128, 512, generator=torch.Generator().manual_seed(5))
+    values = {"gate": gate.to(torch.float8_e4m3fn).bfloat16(), "up": gate.bfloat16()}
+    tensors = Tensors(container_of(values, tmp_path))
+    assert [tensors.stored(name).encoding for name in values] == ["float", "tile"]
+    target, weight = parameter(256, 512)
+    for at, name in enumerate(values):
+        weight.data[128 * at : 128 * (at + 1)].copy_(source(tensors, name))
+    assert all(isinstance(patch.values, Deferred) for patch in target.ordered())
+    assert torch.equal(dense(target), torch.cat([*values.values()]))
 
 
 def dense(target: Any) -> Any:

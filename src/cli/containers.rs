@@ -175,7 +175,7 @@ impl Writing {
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// Layout of compressed BF16 tensors [default: tile, or gap if one of its options is given]
+    /// Layout of compressed BF16 tensors [default: smallest, or gap if one of its options is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
     /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]
@@ -188,6 +188,9 @@ pub(super) struct LayoutArgs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum LayoutName {
+    /// Tiles, but without the low mantissa bits that are zero in all weights of a tensor, as in
+    /// BF16 that was FP8
+    Smallest,
     /// Tiles of 32 rows and 256 columns, each decoded alone; the fastest on GPUs
     Tile,
     /// One bitstream with a gap array, as in the DFloat11 paper
@@ -199,7 +202,8 @@ enum LayoutName {
 impl LayoutArgs {
     pub(super) fn layout(self) -> Result<Layout, Failure> {
         let geometry = self.bytes_per_thread.is_some() || self.threads_per_block.is_some();
-        let name = self.layout.unwrap_or(if geometry { LayoutName::Gap } else { LayoutName::Tile });
+        let default = if geometry { LayoutName::Gap } else { LayoutName::Smallest };
+        let name = self.layout.unwrap_or(default);
         if geometry && name != LayoutName::Gap {
             let problem = "only the gap layout has bytes per thread and threads per block";
             return Err(Error::parameter(problem, "leave them out, or add --layout gap").into());
@@ -210,6 +214,7 @@ impl LayoutArgs {
         )?;
         Ok(match name {
             LayoutName::Gap => Layout::Gap(geometry),
+            LayoutName::Smallest => Layout::Smallest,
             LayoutName::Tile => Layout::Tile,
             LayoutName::Raw => Layout::Raw,
         })

@@ -1,6 +1,9 @@
 //! Sizes and bits of tensors and blocks, as tables and documents show them.
 
-use df11::{Block, Dtype, Encoding, Result, Tensor, hazmat::huffman::Histogram};
+use df11::{
+    Block, Dtype, Encoding, Result, Tensor,
+    hazmat::{huffman::Histogram, tile::FloatSplit},
+};
 use serde_json::{Value, json};
 
 use super::text;
@@ -18,6 +21,8 @@ pub(super) struct Figures {
     /// Elements of BF16 tensors that are no aliases, and their stored bytes.
     pub(super) weights: u64,
     weight_bytes: u64,
+    /// Their bits that are stored as they are.
+    kept_bits: u64,
     /// Entropy of each tensor times its weights, where it was measured.
     entropy_bits: Option<f64>,
 }
@@ -36,6 +41,7 @@ impl Figures {
             stored_bytes: sum.stored_bytes.saturating_add(one.stored_bytes),
             weights: sum.weights.saturating_add(one.weights),
             weight_bytes: sum.weight_bytes.saturating_add(one.weight_bytes),
+            kept_bits: sum.kept_bits.saturating_add(one.kept_bits),
             entropy_bits: sum.entropy_bits.zip(one.entropy_bits).map(|(a, b)| a + b),
         })
     }
@@ -51,6 +57,7 @@ impl Figures {
             stored_bytes: tensor.stored_bytes(),
             weights,
             weight_bytes: if weights > 0 { tensor.stored_bytes() } else { 0 },
+            kept_bits: weights.saturating_mul(kept_bits(tensor).into()),
             entropy_bits: match histogram {
                 Some(histogram) => Some(histogram.entropy() * histogram.total() as f64),
                 None => (weights == 0).then_some(0.0),
@@ -62,10 +69,15 @@ impl Figures {
         (self.weights > 0).then(|| 8.0 * self.weight_bytes as f64 / self.weights as f64)
     }
 
-    /// The fewest bits that a weight can take: 8 for sign and mantissa, and the entropy of the
-    /// exponents of its tensor.
+    /// The fewest bits that a weight can take: sign and mantissa, and the entropy of the exponents
+    /// of its tensor.
     pub(super) fn information(&self) -> Option<f64> {
-        self.entropy().map(|entropy| entropy + 8.0)
+        self.entropy().zip(self.kept_bits()).map(|(entropy, kept)| entropy + kept)
+    }
+
+    /// Bits of a weight that are stored as they are, sign and mantissa: 8, or 4 of what was FP8.
+    pub(super) fn kept_bits(&self) -> Option<f64> {
+        (self.weights > 0).then(|| self.kept_bits as f64 / self.weights as f64)
     }
 
     /// Entropy of exponents in bits per weight, each tensor's own.
@@ -89,6 +101,7 @@ impl Figures {
             "stored_bytes": self.stored_bytes,
             "weights": self.weights,
             "bits_per_weight": self.bits_per_weight(),
+            "kept_bits_per_weight": self.kept_bits(),
             "entropy_bits_per_weight": self.entropy(),
         })
     }
@@ -130,6 +143,16 @@ pub(super) fn has_weights(tensor: &Tensor<'_>) -> bool {
     tensor.dtype() == Some(Dtype::BF16)
         && !matches!(tensor.encoding(), Encoding::Alias | Encoding::Delta | Encoding::Unknown(_))
         && tensor.elements() > 0
+}
+
+/// Bits of a BF16 weight that are stored as they are.
+fn kept_bits(tensor: &Tensor<'_>) -> u32 {
+    let split = match tensor.encoding() {
+        // The only one of BF16.
+        Encoding::Float => FloatSplit::all_of(Dtype::BF16)[0],
+        _ => FloatSplit::BF16,
+    };
+    split.kept_bits()
 }
 
 /// A table of blocks with their sum.

@@ -151,9 +151,10 @@ impl Footprint {
 
 /// The sizes of a tensor that becomes fast while it is loaded, unless it has too many exceptions.
 fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
-    let Some(Coded::Tile(sizes)) = tensor.coded()? else { return Ok(None) };
+    let Some(Coded::Tile(sizes) | Coded::Float(sizes)) = tensor.coded()? else { return Ok(None) };
     let geometry = sizes.geometry();
-    let is_matrix = geometry.is_matrix_of(&tensor.shape())
+    let is_matrix = sizes.split().is_bf16()
+        && geometry.is_matrix_of(&tensor.shape())
         && geometry.columns() <= MOST_FAST_COLUMNS
         && u32::try_from(geometry.elements()).is_ok();
     Ok(is_matrix.then_some(sizes))

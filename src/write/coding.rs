@@ -20,7 +20,7 @@ use std::{
     },
 };
 
-use super::spill::Spilled;
+use super::{options::Layout, spill::Spilled};
 use crate::{
     Dtype, Result,
     constants::ARRAY_ALIGNMENT,
@@ -200,17 +200,18 @@ fn least_zeros(dtype: Dtype) -> FloatSplit {
 }
 
 /// How the weights that are counted are split.
-fn split(dtype: Dtype, histogram: &PairHistogram) -> FloatSplit {
+fn split(layout: Layout, dtype: Dtype, histogram: &PairHistogram) -> FloatSplit {
     match dtype {
-        Dtype::BF16 => FloatSplit::BF16,
-        _ => FloatSplit::choose(dtype, histogram.set_bits()).expect("a dtype that is coded"),
+        Dtype::BF16 if layout != Layout::Smallest => FloatSplit::BF16,
+        // `float` has no split for BF16 without zero bits.
+        _ => FloatSplit::choose(dtype, histogram.set_bits()).unwrap_or(FloatSplit::BF16),
     }
 }
 
 /// The sizes of a tensor in tiles, as its encoding has them.
-fn coded(dtype: Dtype, sizes: TileSizes, split: FloatSplit) -> Coded {
-    match dtype {
-        Dtype::BF16 => Coded::Tile(sizes),
+fn coded(sizes: TileSizes, split: FloatSplit) -> Coded {
+    match split {
+        FloatSplit::BF16 => Coded::Tile(sizes),
         _ => Coded::Float(sizes.split_as(split)),
     }
 }
@@ -264,14 +265,17 @@ struct Measuring {
     codebook: Codebook,
     encoder: Encoder,
     geometry: TileGeometry,
-    dtype: Dtype,
     split: FloatSplit,
 }
 
 impl Measuring {
     /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
-    fn new(dtype: Dtype, shape: &[u64], histogram: &PairHistogram) -> Result<Option<Self>> {
-        let (geometry, split) = (geometry(dtype, shape)?, split(dtype, histogram));
+    fn new(
+        layout: Layout,
+        (dtype, shape): (Dtype, &[u64]),
+        histogram: &PairHistogram,
+    ) -> Result<Option<Self>> {
+        let (geometry, split) = (geometry(dtype, shape)?, split(layout, dtype, histogram));
         let codebook = Codebook::from_histogram(histogram)?;
         let bits = codebook.expected_bits(histogram);
         let saved = dtype.bits() - u64::from(split.kept_bits());
@@ -279,7 +283,7 @@ impl Measuring {
             return Ok(None);
         }
         let encoder = Encoder::new(&codebook, geometry).split_as(split);
-        Ok(Some(Self { codebook, encoder, geometry, dtype, split }))
+        Ok(Some(Self { codebook, encoder, geometry, split }))
     }
 
     fn portion_count(&self) -> usize {
@@ -299,16 +303,21 @@ impl Measuring {
         let (codebook, bits) = (self.codebook.to_bytes(), 8 * portions.iter().sum::<u64>());
         let sizes = TileSizes::new(self.geometry, bits, codebook.len() as u64)?;
         let entropy_bits = histogram.exponents().entropy() * self.geometry.elements() as f64;
-        let sizes = coded(self.dtype, sizes, self.split);
+        let sizes = coded(sizes, self.split);
         Ok(Coding::new(sizes, codebook, entropy_bits, portions))
     }
 }
 
 /// Counts and measures a tensor that is in memory, on this thread.
-pub(super) fn measure_whole(dtype: Dtype, shape: &[u64], weights: &[u8]) -> Result<Option<Coding>> {
+pub(super) fn measure_whole(
+    layout: Layout,
+    (dtype, shape): (Dtype, &[u64]),
+    weights: &[u8],
+) -> Result<Option<Coding>> {
     let mut histogram = PairHistogram::default();
     count(&mut histogram, dtype, weights);
-    let Some(measuring) = Measuring::new(dtype, shape, &histogram)? else { return Ok(None) };
+    let measuring = Measuring::new(layout, (dtype, shape), &histogram)?;
+    let Some(measuring) = measuring else { return Ok(None) };
     let mut bytes = vec![0; measuring.portion_count()];
     for (portion, bytes) in bytes.iter_mut().enumerate() {
         for (group, range) in groups(measuring.geometry, measuring.split, portion) {
@@ -321,12 +330,13 @@ pub(super) fn measure_whole(dtype: Dtype, shape: &[u64], weights: &[u8]) -> Resu
 /// Measures a tensor of any size, on all threads, and tells the observer of all its bytes. `read`
 /// reads a range of them.
 pub(super) fn measure(
+    layout: Layout,
     (dtype, shape): (Dtype, &[u64]),
     histogram: &PairHistogram,
     read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
     observer: &dyn Observer,
 ) -> Result<Option<Coding>> {
-    let Some(measuring) = Measuring::new(dtype, shape, histogram)? else {
+    let Some(measuring) = Measuring::new(layout, (dtype, shape), histogram)? else {
         observer.advance(dtype.bytes(shape)?);
         return Ok(None);
     };
@@ -350,6 +360,6 @@ pub(super) fn assume_tile(dtype: Dtype, shape: &[u64], bits: u64) -> Result<Codi
     let codebook = vec![0; TYPICAL_CODEBOOK_BYTES];
     let (geometry, length) = (geometry(dtype, shape)?, codebook.len() as u64);
     let sizes = TileSizes::new(geometry, bits.next_multiple_of(8), length)?;
-    let sizes = coded(dtype, sizes, least_zeros(dtype));
+    let sizes = coded(sizes, least_zeros(dtype));
     Ok(Coding::new(sizes, codebook, bits as f64, &[]))
 }

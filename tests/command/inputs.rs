@@ -381,6 +381,32 @@ fn a_file_that_was_never_a_container_is_not_called_damaged() {
     assert!(missing.ends_with("hf download org/name --local-dir name\n"), "{missing}");
 }
 
+/// Four bits of BF16 that was FP8 are kept, of other BF16 eight.
+#[test]
+fn the_entropy_limit_counts_the_bits_that_are_kept() {
+    let folder = Folder::new();
+    let of = |name: &str, mask: u8| {
+        let mut data = normal_weights(256 * 512, 3);
+        data.iter_mut().step_by(2).for_each(|low| *low &= mask);
+        Item::raw(name, Dtype::BF16, &[256, 512], data)
+    };
+    folder.weights("m.safetensors", &[of("a", 0xF0), of("b", 0xFF)]);
+    for (layout, expected) in [("smallest", [4.0, 8.0]), ("tile", [8.0, 8.0])] {
+        folder.good(&format!("compress m.safetensors -o {layout}.df11 --layout {layout}"));
+        let found = folder.json(&format!("inspect {layout}.df11 --tensors"));
+        let blocks = found["blocks"].as_array().unwrap().iter();
+        let tensors: Vec<_> =
+            blocks.flat_map(|block| block["tensors"].as_array().unwrap()).collect();
+        assert_eq!(tensors.len(), 2);
+        for (tensor, kept) in tensors.into_iter().zip(expected) {
+            assert_eq!(tensor["kept_bits_per_weight"], kept, "{layout}: {tensor}");
+            let [stored, entropy] = ["bits_per_weight", "entropy_bits_per_weight"]
+                .map(|figure| tensor[figure].as_f64().unwrap());
+            assert!((kept + entropy..kept + entropy + 0.3).contains(&stored), "{layout}: {tensor}");
+        }
+    }
+}
+
 #[test]
 fn entropy_is_one_figure_wherever_it_is_told() {
     let fixture = Fixture::new();

@@ -1,16 +1,16 @@
 //! Tiles of other floats than BF16: F8, F16, F32, and what was BF16, F16 or F8 before.
 
 use df11::{
-    Encoding,
+    Dtype, Encoding,
     gpu::{
-        Device, Indices, Linear, LoadOptions, Matrix, Piece, Status,
-        cudarc::driver::DevicePtrMut as _,
+        Device, Indices, Linear, LoadOptions, Matrix, Piece, Preference, Residence, Status,
+        Transcoded, cudarc::driver::DevicePtrMut as _,
     },
     hazmat::tile::{CODEBOOK, FloatSplit},
 };
 
 use super::{
-    Cut, POISON, cases,
+    Cut, POISON, cases, check_blocks,
     container::{FLOATS, Item, Model, Store, normal_weights, parse, tile_arrays::Arrays},
     gpu_stream, is_refused, launch,
     linear::{borrowed, decode_slice},
@@ -116,6 +116,42 @@ fn floats_stay_compressed_on_the_gpu() {
     }
 }
 
+/// Small matrices and large ones, which come in several parts; one with too many exceptions, and
+/// one that is not BF16.
+#[test]
+fn bf16_with_zero_bits_becomes_fast_while_it_is_loaded() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let bf16 = FLOATS.iter().position(|(dtype, _)| *dtype == Dtype::BF16).unwrap();
+    let patterns: Vec<u8> = (0..=u16::MAX).rev().flat_map(u16::to_le_bytes).collect();
+    let matrix = |float: usize, name: &str, shape: [u64; 2], weights| {
+        Cut::Float(float, Some(shape[1])).item(name, &shape, weights)
+    };
+    let normal = |shape: [u64; 2]| normal_weights((shape[0] * shape[1]) as usize, shape[0]);
+    let items = [
+        matrix(bf16, "small", [100, 520], normal([100, 520])),
+        matrix(bf16, "large", [3000, 2056], normal([3000, 2056])),
+        matrix(bf16, "patterns", [256, 256], patterns),
+        matrix(bf16 - 1, "f16", [100, 520], normal([100, 520])),
+        Item::matrix("tile", [100, 520], 9),
+    ];
+    let original = open(Model::new(&items, &[]).build());
+    let model = original.load(device, &LoadOptions::new().residence(Preference::Fast)).unwrap();
+    check_blocks(&model, &original);
+    for item in &items {
+        match model.matrix(&item.name) {
+            Ok(matrix) => {
+                assert_eq!(matrix.residence(), Residence::Fast, "{}", item.name);
+                assert!(decode_slice(&stream, &matrix, None) == item.data, "{}", item.name);
+                Linear::new(&[matrix]).unwrap();
+            }
+            other => {
+                let why = if item.name == "f16" { "no BF16" } else { "not stored in tiles" };
+                assert!(["f16", "patterns"].contains(&&*item.name) && is_refused(other, why));
+            }
+        }
+    }
+}
+
 #[test]
 fn slices_of_floats_decode_alone() {
     let Some((device, stream)) = gpu_stream() else { return };
@@ -190,7 +226,12 @@ fn matrices_of_floats_in_memory_of_the_caller_are_decoded() {
         }
         // No other kernel reads them.
         assert!(is_refused(Linear::new(std::slice::from_ref(matrix)), "BF16"), "{dtype:?}");
-        assert!(is_refused(matrix.to_fast(1000), "BF16"), "{dtype:?}");
+        match matrix.to_fast(1000) {
+            Ok(Transcoded::Fast(fast)) if dtype == Dtype::BF16 => {
+                assert!(decode_slice(&stream, &fast, None) == item.data);
+            }
+            other => assert!(is_refused(other, "BF16"), "{dtype:?}"),
+        }
         let status = Status::new(device).unwrap();
         // SAFETY: it is refused before any address is used.
         let rows = unsafe { matrix.gather(Indices::U32(256), 1, (256, columns), &stream, &status) };

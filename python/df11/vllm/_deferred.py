@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from .._arrays import known_dtype_of
 from .._container import Tensors
-from .._matrices import STORED, view_of
+from .._matrices import DTYPES, view_of
 from .._tensor import CompressedTensor
 
 _aten = torch.ops.aten
@@ -65,8 +65,8 @@ class Stored(Backing):
     def is_in_tiles(self) -> bool:
         """Whether it is in tiles of BF16. Other floats are decoded."""
         tiles = self.stored.tiles if len(self.shape) > 1 else None
-        kind = None if tiles is None else (tiles.kind, tiles.columns)
-        return kind == (STORED, self.columns)
+        kind = None if tiles is None else (DTYPES[tiles.kind], tiles.columns)
+        return kind == (torch.bfloat16, self.columns)
 
     def compressed(self) -> CompressedTensor:
         """The whole tensor, if it is in tiles."""

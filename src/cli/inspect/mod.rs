@@ -37,7 +37,7 @@ Examples:
   df11 inspect Llama-3.1-8B.df11 --tensors --json | jq '.blocks[0].tensors'
 
 The entropy limit is the fewest bits that a weight can take with one code per tensor: 8 for sign \
-and mantissa, and the entropy of the tensor's exponents.";
+and mantissa (4 in BF16 that was FP8), and the entropy of the tensor's exponents.";
 
 /// Show what a container holds: blocks, tensors, bits, exponents
 #[derive(Args)]

@@ -19,7 +19,6 @@ const RIGHT: f64 = WIDTH - 28.0;
 /// Exponents at either end that are rarer than this are summed up in words.
 const RARE: f64 = 0.0005;
 const BF16_BITS: f64 = 16.0;
-const SIGN_MANTISSA_BITS: f64 = 8.0;
 const LABEL_CHARS: usize = 22;
 /// The most labels of blocks that stand side by side.
 const LABELS: usize = 42;
@@ -150,7 +149,7 @@ fn block_bar(svg: &mut String, axis: &Axis, x: f64, width: f64, block: &Figures)
     let entropy = block.information();
     let mut tip = format!("{}: {stored:.3} bits stored", block.name);
     tip.extend(entropy.map(|entropy| format!(", {entropy:.3} of information")));
-    let plane = stored.min(SIGN_MANTISSA_BITS);
+    let plane = block.kept_bits().map_or(stored, |kept| stored.min(kept));
     bar(svg, "plane", [x, axis.y(plane), width, axis.y(0.0)], &tip);
     bar(svg, "code", [x, axis.y(stored), width, axis.y(plane)], &tip);
     if let Some(entropy) = entropy {

@@ -23,16 +23,14 @@ use crate::encoding::stored::CodedSizes;
 use crate::encoding::tile::{self, TileSizes};
 use crate::gpu::needs::{TensorId, array_length, arrays_of};
 use crate::gpu::stored::Tensors;
-use crate::gpu::task::{DecodeTask, TILE_KERNEL, TileAddresses, TileSource, TileTask};
+use crate::gpu::task::{DecodeTask, TileAddresses, TileSource, TileTask, kernel_of};
 use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
 use crate::gpu::{
     device::Device, fault::OrFault, memory::Buffer, module::DecodeLaunch, pinned::Pinned,
     status::Status,
 };
 use crate::progress::{Observer, advance};
-use crate::{
-    Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, float::FloatSplit, parallel,
-};
+use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
 
 /// Slots per reader: one is being filled while strips in the other wait for those before them.
 const SLOTS: usize = 2;
@@ -119,7 +117,7 @@ fn cut(matrix: usize, wanted: &FastRequest<'_>) -> Result<Option<Vec<StripBatch>
         let bits = sizes.bitstream_of(&records[of.start as usize..of.end as usize], &strips);
         let is_last = strips.end == sizes.geometry().strip_count();
         let bits = bits.map_err(|error| wanted.tensor.locate(error))?;
-        let plane = sizes.elements_of(&strips)?;
+        let plane = sizes.plane_of(&strips)?;
         Ok(StripBatch { matrix, plane, records: of, bits, strips, is_last })
     };
     let (mut jobs, mut next) = (Vec::new(), 0);
@@ -175,7 +173,7 @@ impl FastRequest<'_> {
             rows,
             columns,
             tiles_across: sizes.geometry().strip_tiles(),
-            split: FloatSplit::BF16,
+            split: sizes.split(),
         };
         transmute!(TileTask::new(&source, &(0..rows * columns), &(0..columns), 0, 0))
     }
@@ -294,10 +292,10 @@ impl Packing<'_> {
         if job.strips.start == 0 {
             self.packer.begin(&self.stream)?;
         }
-        let kernels = self.transit.device.kernels();
+        let (kernels, kernel) = (self.transit.device.kernels(), kernel_of(sizes.split()));
         let launch = DecodeLaunch {
-            kernel: TILE_KERNEL,
-            fit: kernels.fit(TILE_KERNEL, wanted.staged_bytes)?,
+            kernel,
+            fit: kernels.fit(kernel, wanted.staged_bytes)?,
             first_task: 0,
             task_count: 1,
             unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
@@ -344,8 +342,12 @@ pub(in crate::gpu) fn load_fast(
     let count = load.readers.get().min(jobs.len());
     let rings = rings(device, count)?;
     let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
-    let weight_bytes =
-        2 * jobs.iter().map(|job| job.plane.end - job.plane.start).max().unwrap_or(0);
+    let weights = |job: &StripBatch| {
+        let sizes = matrices[job.matrix].sizes;
+        let rows = job.rows(sizes);
+        (rows.end - rows.start) * sizes.geometry().columns()
+    };
+    let weight_bytes = 2 * jobs.iter().map(weights).max().unwrap_or(0);
     let most = matrices.iter().map(|wanted| good_exceptions(wanted.sizes.elements())).max();
     let most = most.unwrap_or(0);
     // One allocation: freeing each takes the driver longer than the GPU has work for meanwhile.

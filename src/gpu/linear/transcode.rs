@@ -49,7 +49,9 @@ impl Matrix {
         if matches!(self.arrays, MatrixArrays::Fast(_)) {
             return Ok(Transcoded::Fast(self.clone()));
         }
-        self.check_bf16()?;
+        if !self.split().is_bf16() {
+            return refuse("the weights are not BF16", "decode the matrix, and use the result");
+        }
         let (device, rows, columns) = (self.device(), self.row_count(), self.column_count());
         if 2 * STRIP_ROWS * columns > SCRATCH_BYTES || u32::try_from(rows * columns).is_err() {
             let weights = format!("{:?} has {rows} x {columns} weights", self.name);

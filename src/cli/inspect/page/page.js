@@ -20,8 +20,8 @@ const percent = (part) => `${(100 * part).toFixed(1)} %`;
 const number = (value) => value.toLocaleString("en");
 const bits = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 /** Bits of sign, mantissa and exponents' entropy. */
-const information = ({ entropy_bits_per_weight: entropy }) =>
-  entropy === null ? null : entropy + 8;
+const information = ({ entropy_bits_per_weight: entropy, kept_bits_per_weight: kept }) =>
+  entropy === null ? null : entropy + kept;
 const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 /** Makes elements of a namespace, with attributes and children; text is never read as markup. */
@@ -43,7 +43,7 @@ function tiles(of) {
     [of.original_bytes ? percent(stored / of.original_bytes) : "–", "of the original size"],
     [bytes(Math.max(0, of.original_bytes - stored)), "saved"],
     [bits(of.total.bits_per_weight), "bits per weight, of 16"],
-    [bits(information(of.total)), "entropy limit: 8 bits and exponent entropy"],
+    [bits(information(of.total)), "entropy limit: sign, mantissa and exponent entropy"],
     [number(of.tensors.length),
       `tensors in ${count(of.blocks.length, "block")}, ${count(of.containers, "container")}`],
   ];
@@ -132,7 +132,7 @@ function legend(...entries) {
 
 /** Sign and mantissa, what is stored above them, and where the entropy ends. */
 function stack(block, kind) {
-  const parts = [["plane", Math.min(8, block.bits_per_weight)], [kind, block.bits_per_weight]];
+  const parts = [["plane", Math.min(block.kept_bits_per_weight, block.bits_per_weight)], [kind, block.bits_per_weight]];
   if (information(block) !== null) parts.push(["mark", information(block)]);
   return parts;
 }
