@@ -61,7 +61,8 @@ def plain(kind: int, name: str) -> torch.Tensor:
 def held(kind: int) -> Tensors:
     folder = Path(_FOLDER.name) / str(kind)
     folder.mkdir()
-    return Tensors(container_of({name: plain(kind, name) for name in WEIGHTS}, folder))
+    values = {name: plain(kind, name) for name in WEIGHTS}
+    return Tensors(container_of(values, folder, layout="smallest"))
 
 
 def compressed(kind: int, name: str, exact: bool = True) -> CompressedTensor:

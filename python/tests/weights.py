@@ -44,9 +44,10 @@ WEIGHTS = _seeded()
 _FOLDER = TemporaryDirectory(ignore_cleanup_errors=True)
 
 
-def container_of(weights: dict[str, torch.Tensor], folder: Path) -> Any:
-    save_file(weights, folder / "weights.safetensors")
-    df11.compress(folder / "weights.safetensors", folder / "weights.df11", progress=False)
+def container_of(weights: dict[str, torch.Tensor], folder: Path, **options: Any) -> Any:
+    source, out = folder / "weights.safetensors", folder / "weights.df11"
+    save_file(weights, source)
+    df11.compress(source, out, progress=False, **options)
     return df11.open(folder / "weights.df11")
 
 

@@ -175,7 +175,7 @@ impl Writing {
 
 #[derive(Args, Clone, Copy, Default)]
 pub(super) struct LayoutArgs {
-    /// Layout of compressed BF16 tensors [default: smallest, or gap if one of its options is given]
+    /// Layout of compressed BF16 tensors [default: tile, or gap if one of its options is given]
     #[arg(long, value_enum, hide_default_value = true)]
     layout: Option<LayoutName>,
     /// Advanced, gap layout: bitstream bytes per thread, 8, 16, 32 or 64 [default: 32]
@@ -202,7 +202,7 @@ enum LayoutName {
 impl LayoutArgs {
     pub(super) fn layout(self) -> Result<Layout, Failure> {
         let geometry = self.bytes_per_thread.is_some() || self.threads_per_block.is_some();
-        let default = if geometry { LayoutName::Gap } else { LayoutName::Smallest };
+        let default = if geometry { LayoutName::Gap } else { LayoutName::Tile };
         let name = self.layout.unwrap_or(default);
         if geometry && name != LayoutName::Gap {
             let problem = "only the gap layout has bytes per thread and threads per block";

@@ -17,11 +17,11 @@ pub enum Layout {
     Gap(GapGeometry),
     /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
     /// smaller than `gap`, and faster on a GPU.
+    #[default]
     Tile,
     /// [`Layout::Tile`], but the encoding `float` (spec, section 6.5) for tensors in which the four
     /// lowest bits of all weights are zero: BF16 that was FP8 with scales that are powers of two.
     /// Its products are in the fast layout; as stored it is decoded.
-    #[default]
     Smallest,
     /// The original bytes.
     Raw,
@@ -58,10 +58,10 @@ impl Default for CompressOptions {
 }
 
 impl CompressOptions {
-    /// Smallest; verified; no metadata and no card; an output that exists stays.
+    /// Tiles; verified; no metadata and no card; an output that exists stays.
     pub const fn new() -> Self {
         Self {
-            layout: Layout::Smallest,
+            layout: Layout::Tile,
             overwrite: false,
             verify: true,
             metadata: BTreeMap::new(),

@@ -55,7 +55,7 @@ fn they_are_not_stored() {
     let (items, path) = (mixed(), |name: &str| folder.path().join(name));
     let source = write(folder.path(), &items);
     let original = fs::read(path("mixed.safetensors")).unwrap();
-    let model = compressed(&source, &path("smallest.df11"), Layout::default());
+    let model = compressed(&source, &path("smallest.df11"), Layout::Smallest);
     let expected = [
         ("large", Encoding::Float),
         ("odd", Encoding::Float),
@@ -66,8 +66,8 @@ fn they_are_not_stored() {
         ("zeros", Encoding::Float),
     ];
     assert_eq!(encodings(&model), expected);
-    let estimate =
-        df11::estimate(&source, &path("new.df11"), &CompressOptions::new(), &()).unwrap();
+    let options = CompressOptions::new().layout(Layout::Smallest);
+    let estimate = df11::estimate(&source, &path("new.df11"), &options, &()).unwrap();
     assert_eq!(encodings(&estimate.outline().unwrap()), expected);
     let stored = fs::metadata(path("smallest.df11")).unwrap().len();
     assert_eq!(estimate.report.stored_bytes, stored);
@@ -99,7 +99,7 @@ fn a_changed_byte_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let items = [narrow("w", &[96, 512], 8)];
     let out = folder.path().join("w.df11");
-    drop(compressed(&write(folder.path(), &items), &out, Layout::default()));
+    drop(compressed(&write(folder.path(), &items), &out, Layout::Smallest));
     let container = fs::read(&out).unwrap();
     let first = parse(&container).first_array("w");
     // Codebook, records, bitstream and plane: the checksums find it, and if these are of the
