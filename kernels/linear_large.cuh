@@ -42,7 +42,7 @@
 #include "linear_wide.cuh"
 
 namespace df11::linear {
-// Warps that multiply groups of so many strips.
+// Warps that multiply a group.
 __host__ __device__ constexpr u32 large_warps(u32 strips) { return 2 * strips; }
 __host__ __device__ constexpr u32 threads_of_large(u32 strips) {
     return (large_warps(strips) + WIDE_ASKING) * LANES;

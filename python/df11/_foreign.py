@@ -97,7 +97,7 @@ class _Undecoded(_Decoded):
 
 
 class _Loading:
-    """What a quantizer knows of the containers while it loads a model from compressed tensors."""
+    """Notes a quantizer's containers while it loads a model from compressed tensors."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors

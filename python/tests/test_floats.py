@@ -453,7 +453,7 @@ def test_models_of_diffusers(tmp_path: Path, kind: str, dtype: torch.dtype) -> N
 
 
 def was_fp8(root: Path) -> tuple[Path, Path]:
-    """A BF16 model whose weights were E4M3, but for one matrix: both folders."""
+    """A BF16 model whose weights were E4M3, except those of one matrix: both folders."""
     model = seeded(transformers.AutoModelForCausalLM.from_config(config_of("llama")))
     with torch.no_grad():
         for name, value in model.named_parameters():

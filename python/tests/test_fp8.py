@@ -263,7 +263,7 @@ def test_scales_are_ordinary(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("products")
 def test_plans_count_compressed_bytes(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a device_map, and of the memory that transformers reserves."""
+    """Tests the bytes that a device_map counts, and those that transformers reserves."""
     sizes: list[float] = []
 
     def watched(self: Any, model: Any, name: str, value: torch.Tensor) -> float:
@@ -384,7 +384,7 @@ def test_dequantize_is_refused_as_without_df11(both: Both) -> None:
 
 @pytest.mark.usefixtures("products")
 def test_damage_is_found(both: Both, tmp_path: Path) -> None:
-    """Of signs and mantissas too, which decode to other weights."""
+    """Changes signs and mantissas too, which decode to other weights."""
     folder = shutil.copytree(both[1], tmp_path / "damaged")
     held = df11.open(folder)
     (start, _), *_ = held.mappings
@@ -524,7 +524,7 @@ def test_offloaded_weights_are_compressed(both: Both, tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("products")
 def test_memory_on_a_gpu(tmp_path: Path) -> None:
-    """Of a model whose decode tables are small beside its weights."""
+    """Loads a model whose decode tables are small beside its weights."""
     config = config_of("llama")
     config.hidden_size, config.intermediate_size, config.head_dim = 1024, 4096, 64
     config.num_attention_heads = config.num_key_value_heads = 16

@@ -101,7 +101,7 @@ pub(in crate::gpu) struct LinearKernels {
     /// Kernels for the fast layout, each with the most rows of x that it multiplies: [`CLASSES`],
     /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
     fast: Vec<(u64, Multiply)>,
-    /// Those for [`LARGE_CLASSES`] with groups of half as many strips, if this GPU has them.
+    /// Kernels for [`LARGE_CLASSES`] with groups of half as many strips, if this GPU has them.
     half: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
     /// Kernels for more rows by matrices as stored, if this GPU has them.
