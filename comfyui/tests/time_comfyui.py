@@ -37,15 +37,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start(comfyui: Path, classic: bool) -> None:
-    """Sets ComfyUI up as its main.py does, before it imports PyTorch and after."""
+def start(comfyui: Path, classic: bool) -> bool:
+    """Sets ComfyUI up as its main.py does, before it imports PyTorch and after. Returns whether it
+    is without dynamic VRAM, as releases before that are.
+    """
     sys.path.insert(0, str(comfyui))
     option = "--disable-dynamic-vram"
-    if option not in (comfyui / "comfy" / "cli_args.py").read_text():
-        classic = True  # releases before dynamic VRAM have no such option
-        sys.argv = ["main.py"]
-    else:
-        sys.argv = ["main.py", *([option] if classic else [])]
+    is_known = option in (comfyui / "comfy" / "cli_args.py").read_text()
+    sys.argv = ["main.py", *([option] if classic and is_known else [])]
+    classic = classic or not is_known
     import comfy.options
 
     comfy.options.enable_args_parsing()
@@ -59,6 +59,7 @@ def start(comfyui: Path, classic: bool) -> None:
     if not classic:
         use_dynamic()
     import_node()
+    return classic
 
 
 def use_dynamic() -> None:
@@ -221,7 +222,7 @@ def with_lora(models: list[Any]) -> list[Any]:
 
 def main() -> int:
     asked = arguments()
-    start(asked.comfyui, asked.classic)
+    classic = start(asked.comfyui, asked.classic)
     import comfy.sd
     import comfyui_version
     import df11_node.loading as loading
@@ -229,7 +230,7 @@ def main() -> int:
     import torch
 
     tell(comfyui=comfyui_version.__version__, gpu=torch.cuda.get_device_name())
-    tell(pytorch=torch.__version__, classic=asked.classic, blocks=[asked.double, asked.single])
+    tell(pytorch=torch.__version__, classic=classic, blocks=[asked.double, asked.single])
     config = tiny.flux(3072, asked.double, asked.single, 4096, 768)
     side = asked.pixels // 8
     shapes = ((1, 16, side, side), (1, 512, 4096), (1, 768))

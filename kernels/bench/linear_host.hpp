@@ -235,9 +235,8 @@ static void map_x(LinearLaunch& l, u32 band_rows) {
 
 // For 17 or more rows of x: how blocks share strips and columns, as src/gpu/linear/many.rs decides.
 struct Many {
-    u32 n, strips, cluster, share_stages;  // n: most rows of x per band
+    u32 n, strips, cluster, share_stages;  // n: most rows of x per band; strips: per block or group
     u64 blocks, time;                      // nanoseconds
-    u32 group_strips = 0;                  // with shares: strips per group
 };
 static Many many_of(const LinearLaunch& l, u32 processors) {
     static const u32 AT_ONCE[] = {132, 66, 39, 30, 22, 17, 15, 15};
@@ -281,8 +280,8 @@ static Many many_of(const LinearLaunch& l, u32 processors) {
                       whole = (even + group - 1) / group * group;
             const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
             const u32 share = cuts ? even : whole;
-            Many m = {n, 0, 1, share, u64(all + share - 1) / share * bands,
-                      u64(share) * stage + 4000 + (cuts ? 15000 : 0), strips};
+            Many m = {n, strips, 1, share, u64(all + share - 1) / share * bands,
+                      u64(share) * stage + 4000 + (cuts ? 15000 : 0)};
             if (way && std::to_string(n) + "x" + std::to_string(strips) == way) m.time = 0;
             if (!way || !m.time) take(m);
         }
@@ -308,13 +307,13 @@ static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) 
     const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
                          : many.n == 64  ? KERNEL(df11_linear_fast_64)
                          : many.n == 128 ? KERNEL(df11_linear_fast_128)
-                         : many.group_strips == HALF_STRIPS
+                         : many.strips == HALF_STRIPS
                              ? many.n == 192 ? KERNEL(df11_linear_half_192)
                                              : KERNEL(df11_linear_half_256)
                          : many.n == 192 ? KERNEL(df11_linear_fast_192)
                                          : KERNEL(df11_linear_fast_256);
     launch_kernel(kernel, u32(many.blocks),
-                  many.n > 128 ? threads_of_large(many.group_strips) : WIDE_THREADS,
+                  many.n > 128 ? threads_of_large(many.strips) : WIDE_THREADS,
                   WIDE_SHARED_BYTES, l, stream, begins_early, many.cluster);
 }
 static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {

@@ -48,7 +48,7 @@ def container_of(weights: dict[str, torch.Tensor], folder: Path, **options: Any)
     source, out = folder / "weights.safetensors", folder / "weights.df11"
     save_file(weights, source)
     df11.compress(source, out, progress=False, **options)
-    return df11.open(folder / "weights.df11")
+    return df11.open(out)
 
 
 @cache

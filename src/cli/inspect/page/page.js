@@ -132,7 +132,8 @@ function legend(...entries) {
 
 /** Sign and mantissa, what is stored above them, and where the entropy ends. */
 function stack(block, kind) {
-  const parts = [["plane", Math.min(block.kept_bits_per_weight, block.bits_per_weight)], [kind, block.bits_per_weight]];
+  const { bits_per_weight: stored, kept_bits_per_weight: kept } = block;
+  const parts = [["plane", Math.min(kept, stored)], [kind, stored]];
   if (information(block) !== null) parts.push(["mark", information(block)]);
   return parts;
 }
