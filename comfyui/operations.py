@@ -3,15 +3,24 @@
 ComfyUI builds a model from a class of operations, and a node may give it another one. Here the
 layers with large weights hold these as df11's compressed tensors: in memory, on the way to a GPU
 and back. A product in BF16 reads them compressed; everything else gets decoded values for one call.
+
+```text
+ file's mapping ──▶ GPU, as stored                        the layer stays there
+                ──▶ GPU: decoded, LoRA added, packed      the same, with a LoRA
+                ──▶ pinned memory ──each call──▶ GPU      the layer is offloaded
+```
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import comfy.model_management
 import torch
-from df11.torch import CompressedTensor
+from df11.torch import CompressedTensor, Gathered, pack
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -25,8 +34,13 @@ class Held:
     bias_function: list[Any]
     #: The dtype that ComfyUI gave the layer; a compressed weight counts as one of it.
     weight_dtype: torch.dtype
-    #: A LoRA, which every use of a compressed weight applies anew; see `patching.Patch`.
+    #: Its LoRA, see `patching.Patch`. Each use of a compressed weight applies it, unless the weight
+    #: was packed with it.
     patch: Any = None
+    #: The compressed weight while `open` holds another one.
+    closed: CompressedTensor | None = None
+    #: Memory for ComfyUI to copy an offloaded weight from, and what finds the weight in it.
+    pinned: tuple[nn.Parameter, Gathered] | None = None
     #: The weight as it was loaded, which costs no memory: it lies in the file's mapping.
     host: CompressedTensor | None = None
 
@@ -79,6 +93,8 @@ class Held:
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Moves the layer. A compressed weight that returns to the host is the one of the file."""
         weight = self.weight
+        if self.closed is not None:
+            self.closed = self._moved(self.closed, fn).detach()
         if not (self.is_compressed or weight.is_meta):
             return super()._apply(fn, recurse)  # type: ignore[misc]
         parameters = self._parameters  # type: ignore[attr-defined]
@@ -91,41 +107,127 @@ class Held:
         return self
 
     def _moved(self, weight: Any, fn: Any) -> nn.Parameter:
-        probe = fn(torch.empty(0, dtype=self.weight_dtype, device=weight.device))
+        before = self.weight_dtype
+        probe = fn(torch.empty(0, dtype=before, device=weight.device))
         self.weight_dtype = probe.dtype
-        if probe.device == weight.device:
+        is_as_asked = probe.dtype == before or not has_lora(weight)
+        if probe.device == weight.device and is_as_asked:
             return weight
-        return nn.Parameter(on_device(self.host, probe.device), requires_grad=False)
+        return self._original(probe.device)
 
-    def cast(self, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor | None]:
+    def _original(self, device: torch.device) -> nn.Parameter:
+        """The weight of the file."""
+        return nn.Parameter(on_device(self.host, device), requires_grad=False)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight was compressed with its LoRA."""
+        return has_lora(self.weight)
+
+    def pack(self, patch: Any, device: torch.device) -> None:
+        """Adds a LoRA to the weight on a GPU, and compresses the sum there, once. The weight stays
+        as it is if its sum has no layout for that, or memory is short.
+        """
+        try:
+            original = on_device(self.host if self.is_packed else self.weight, device)
+            packed = pack(patch(original.decode().to(self.weight_dtype)))
+        except comfy.model_management.OOM_EXCEPTION:
+            return
+        if packed is not None:
+            self.weight = nn.Parameter(packed, requires_grad=False)
+            self.weight.has_lora = True
+
+    def unpatch(self) -> None:
+        self.patch = None
+        if self.is_packed:
+            self.weight = self._original(self.weight.device)
+
+    def pin(self, device: torch.device) -> bool:
+        """Copies the weight to pinned memory, if ComfyUI's settings and limits allow. `device`: the
+        GPU that will use it.
+        """
+        gathered = Gathered(self.host)
+        memory = nn.Parameter(whole_pages(gathered.nbytes), requires_grad=False)
+        if not comfy.model_management.pin_memory(memory):
+            return False
+        gathered.fill(memory.data, device)
+        self.pinned = memory, gathered
+        return True
+
+    def unpin(self) -> None:
+        comfy.model_management.unpin_memory(self.pinned[0])
+        self.pinned = None
+
+    @contextmanager
+    def brought(self, device: torch.device) -> Iterator[tuple[Any, Tensor | None]]:
+        """The weight and the bias on a device, for one call. ComfyUI's streams copy offloaded ones
+        while the GPU computes with others.
+        """
+        weight, bias = self.weight, self.bias
+        if weight.device == device and (bias is None or bias.device == device):
+            yield weight, bias
+            return
+        management = comfy.model_management
+        stream = management.get_offload_stream(device)
+        with torch.cuda.stream(stream):
+            weight = self._copied(device)
+            bias = None if bias is None else bias.to(device, non_blocking=True)
+        management.sync_stream(device, stream)
+        try:
+            yield weight, bias
+        finally:
+            if stream is not None:  # whose next copies get the same memory
+                stream.wait_stream(management.current_stream(device))
+
+    def _copied(self, device: torch.device) -> Any:
+        if self.pinned is None or self.weight.device == device:
+            return on_device(self.weight, device)
+        memory, gathered = self.pinned
+        return gathered.within(memory.data.to(device, non_blocking=True))
+
+    @contextmanager
+    def cast(
+        self, device: torch.device, dtype: torch.dtype | None
+    ) -> Iterator[tuple[Any, Tensor | None]]:
         """The weight and the bias for a call. The weight is compressed if nothing changes it."""
-        weight, bias = on_device(self.weight, device), self.bias
-        if self.patch or self.weight_function or {dtype, self.weight_dtype} - {weight.dtype, None}:
-            weight = self.patched(weight)
-            weight = weight if dtype is None else weight.to(dtype)
-            for function in self.weight_function:
-                weight = function(weight)
-        if bias is not None:
-            bias = bias.to(device=device, dtype=dtype)
-            for function in self.bias_function:
-                bias = function(bias)
-        return weight, bias
+        with self.brought(device) as (weight, bias):
+            if self.is_changed or {dtype, self.weight_dtype} - {weight.dtype, None}:
+                weight = self.changed(weight, dtype)
+            if bias is not None:
+                bias = bias.to(dtype=dtype)
+                for function in self.bias_function:
+                    bias = function(bias)
+            yield weight, bias
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a use changes the weight."""
+        return bool(self.weight_function) or (self.patch is not None and not self.is_packed)
+
+    def changed(self, weight: Any, dtype: torch.dtype | None) -> Tensor:
+        """What a use makes of the weight."""
+        weight = self.patched(weight)
+        weight = weight if dtype is None else weight.to(dtype)
+        for function in self.weight_function:
+            weight = function(weight)
+        return weight
 
     def patched(self, weight: Any) -> Tensor:
         """The weight that ComfyUI would have loaded, with its LoRA."""
         dense = weight.decode().to(self.weight_dtype)
-        return dense if self.patch is None else self.patch(dense)
+        return dense if self.patch is None or self.is_packed else self.patch(dense)
 
     def open(self) -> None:
         """Holds the decoded weight, which may be written to, until `close`."""
         if self.is_compressed:
+            self.closed = self.weight.detach()
             self.weight = nn.Parameter(self.patched(self.weight), requires_grad=False)
 
     def close(self) -> None:
         """Drops a weight that `open` decoded, and whatever was written to it."""
-        if self.host is not None and not self.is_compressed:
-            held = on_device(self.host, self.weight.device)
-            self.weight = nn.Parameter(held, requires_grad=False)
+        if self.closed is not None:
+            self.weight = nn.Parameter(self.closed, requires_grad=False)
+            self.closed = None
 
     def forward_comfy_cast_weights(self, *args: Any, **kwargs: Any) -> Tensor:
         if not self.is_compressed:
@@ -140,15 +242,17 @@ class HeldLinear(Held):
     """A linear layer: its product reads a compressed weight."""
 
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return functional.linear(x, *self.cast(x.device, x.dtype))
+        with self.cast(x.device, x.dtype) as (weight, bias):
+            return functional.linear(x, weight, bias)
 
 
 class HeldConv(Held):
     """A convolution, which gets a decoded weight."""
 
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
-        weight, bias = self.cast(x.device, x.dtype)
-        return self._conv_forward(x, decoded(weight), bias, **kwargs)  # type: ignore[attr-defined]
+        with self.cast(x.device, x.dtype) as (weight, bias):
+            dense = decoded(weight)
+            return self._conv_forward(x, dense, bias, **kwargs)  # type: ignore[attr-defined]
 
 
 class HeldEmbedding(Held):
@@ -172,10 +276,9 @@ class HeldEmbedding(Held):
         return self.weight_dtype in (dtype, torch.float32)
 
     def compute(self, x: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
-        weight = on_device(self.weight, x.device)
-        if self.patch or self.weight_function:
-            weight, _ = self.cast(x.device, None)
-        rows = functional.embedding(x, weight, self.padding_idx).to(self.weight_dtype)
+        with self.brought(x.device) as (weight, _):
+            weight = self.changed(weight, None) if self.is_changed else weight
+            rows = functional.embedding(x, weight, self.padding_idx).to(self.weight_dtype)
         return rows if out_dtype is None else rows.to(out_dtype)
 
 
@@ -204,6 +307,17 @@ def compressed_layers(model: nn.Module) -> Iterator[tuple[str, Held]]:
 def decoded(value: Tensor) -> Tensor:
     """An ordinary tensor of the same values."""
     return value.decode() if isinstance(value, CompressedTensor) else value
+
+
+def has_lora(weight: Tensor) -> bool:
+    """Whether `Held.pack` made the weight."""
+    return getattr(weight, "has_lora", False)
+
+
+def whole_pages(nbytes: int) -> Tensor:
+    """Memory on pages that nothing else shares, because pages are pinned as a whole."""
+    room = torch.empty(nbytes + 2 * mmap.PAGESIZE, dtype=torch.uint8)
+    return room[-room.data_ptr() % mmap.PAGESIZE :][:nbytes]
 
 
 def on_device(weight: Any, device: torch.device) -> Any:

@@ -1,8 +1,10 @@
 """ComfyUI's patcher for models with compressed weights.
 
 ComfyUI adds a LoRA to the weights of a model when it loads this to a GPU, and keeps the original
-ones to restore them. A compressed weight stays what it is: each use decodes it and adds the LoRA to
-the decoded values, in the same arithmetic, so that the bits of the products are the same.
+ones to restore them. Here the sum is computed in the same arithmetic, so that the bits of the
+products are the same, and is compressed on the GPU in the fast layout; the original lies in its
+file. A weight of which there is no such sum is decoded at each use, which adds the LoRA: on the
+CPU, offloaded, used in another dtype than BF16, or with values that the layout does not hold.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from comfy import model_patcher
 from comfy.model_patcher import LowVramPatch, ModelPatcher
 from torch import Tensor
 
-from .operations import Held, compressed_layers
+from .operations import Held, compressed_layers, on_device
 
 #: Bytes of modules, at most, to which ComfyUI adds a LoRA at once while others wait for their use.
 SMALL_BYTES = 16 * 1024
+#: Bytes of a weight that is compressed with its LoRA, in bytes of BF16, until they are counted.
+PACKED = 0.76
 HOOKED = inspect.signature(ModelPatcher.patch_hook_weight_to_device)
 CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 
@@ -65,11 +69,23 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 class Df11Patcher(ModelPatcher):
-    """A patcher that moves compressed weights as their bytes and never replaces them."""
+    """A patcher that moves compressed weights as their bytes, and compresses sums with a LoRA."""
+
+    #: Bytes of weights while they are loaded, by layer, as ComfyUI was told before.
+    _told: dict[str, int] | None = None
 
     def load(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().load(*args, **kwargs)
+        told = self._told = self._sizes()
+        try:
+            result = super().load(*args, **kwargs)
+        finally:
+            self._told = None
         self._set_patches()
+        self.model.model_loaded_weight_memory += sum(
+            layer.weight.nbytes - told[name]
+            for name, layer in compressed_layers(self.model)
+            if layer.weight.device == self.load_device
+        )
         return result
 
     def partially_unload(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,8 +97,46 @@ class Df11Patcher(ModelPatcher):
         result = super().unpatch_model(device_to, unpatch_weights=unpatch_weights)
         if unpatch_weights:
             for _, layer in compressed_layers(self.model):
-                layer.patch = None
+                layer.unpatch()
         return result
+
+    def clone(self, *args: Any, **kwargs: Any) -> Any:
+        copy = super().clone(*args, **kwargs)
+        copy.size = self.size
+        return copy
+
+    def model_size(self) -> int:
+        """Bytes of the model on its GPU: exact for weights that are there with this LoRA."""
+        return int(self.size) + sum(self._sizes().values())
+
+    def _load_list(self, *args: Any, **kwargs: Any) -> Any:
+        """Modules with the bytes that they will take once they are loaded."""
+        sizes, found = self._sizes(), []
+        for *before, size, name, module, params in super()._load_list(*args, **kwargs):
+            is_held = name in sizes and module.is_compressed
+            more = sizes[name] - module.weight.nbytes if is_held else 0
+            found.append((*before, size + more, name, module, params))
+        return found
+
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of each compressed weight on the GPU."""
+        if self._told is not None:
+            return self._told
+        return {name: self._size(name, each) for name, each in compressed_layers(self.model)}
+
+    def _size(self, name: str, layer: Held) -> int:
+        weight = layer.weight if layer.closed is None else layer.closed
+        is_mine = self.model.current_weight_patches_uuid == self.patches_uuid
+        if is_mine and weight.device == self.load_device:
+            return int(weight.nbytes)
+        if self._packs(f"{name}.weight", layer):
+            return int(PACKED * 2 * layer.host.numel())
+        return int(layer.host.nbytes)
+
+    def _packs(self, key: str, layer: Held) -> bool:
+        """Whether the weight is to be compressed with its LoRA."""
+        is_gpu = comfy.model_management.is_device_cuda(self.load_device)
+        return is_gpu and key in self.patches and layer.weight_dtype == torch.bfloat16
 
     def _set_patches(self) -> None:
         """Gives each layer its LoRA. ComfyUI's own, for weights that it offloads, depend on how
@@ -112,12 +166,30 @@ class Df11Patcher(ModelPatcher):
         self, key: str, device_to: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         layer = self._layer(key)
-        if layer is None:
+        if layer is None or not layer.is_compressed:
             return super().patch_weight_to_device(key, device_to, *args, **kwargs)
         if not kwargs.get("return_weight", False):
+            if device_to == self.load_device and self._packs(key, layer):
+                layer.pack(self._patch(key, layer), device_to)
             return None
-        dense = layer.weight.decode().to(device_to).to(layer.weight_dtype)
+        host = layer.host
+        dense = on_device(host, device_to or host.device).decode().to(layer.weight_dtype)
         return self._patch(key, layer)(dense) if key in self.patches else dense
+
+    def pin_weight_to_device(self, key: str) -> None:
+        layer = self._layer(key)
+        if layer is None:
+            super().pin_weight_to_device(key)
+        elif layer.pinned is None and layer.pin(self.load_device):
+            self.pinned.add(key)
+
+    def unpin_weight(self, key: str) -> None:
+        layer = self._layer(key)
+        if layer is None:
+            super().unpin_weight(key)
+        elif key in self.pinned:
+            layer.unpin()
+            self.pinned.remove(key)
 
     def patch_hook_weight_to_device(self, *args: Any, **kwargs: Any) -> Any:
         """Hooks write to weights: one that they change is decoded until they are gone."""
@@ -161,9 +233,10 @@ class Df11Patcher(ModelPatcher):
         return super().model_state_dict()
 
     def _layer(self, key: str) -> Held | None:
+        """The layer of which this is the compressed weight."""
         module = comfy.utils.get_attr(self.model, key.rpartition(".")[0])
-        is_weight = key.endswith(".weight") and isinstance(module, Held) and module.is_compressed
-        return module if is_weight else None
+        is_ours = isinstance(module, Held) and module.host is not None
+        return module if is_ours and key.endswith(".weight") else None
 
 
 def unsaved() -> ValueError:
@@ -183,5 +256,6 @@ def is_dynamic(device: torch.device) -> bool:
 def adopt(patcher: Any) -> None:
     """Makes the patcher of a model with compressed weights one that knows them."""
     patcher.__class__ = Df11Patcher
-    patcher.size = 0
-    patcher.model_size()
+    held = (layer.weight.nbytes for _, layer in compressed_layers(patcher.model))
+    #: Bytes besides the compressed weights.
+    patcher.size = comfy.model_management.module_size(patcher.model) - sum(held)

@@ -1,6 +1,9 @@
 """Containers as dictionaries of PyTorch tensors, by the names of `safetensors.torch`.
 
 from df11.torch import load_compressed, load_file, save_file
+
+For those who load weights themselves: `pack` compresses one on a GPU, and `Gathered` brings one to
+a GPU at the speed of the bus.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import torch
 from . import _native
 from ._added import open_added
 from ._container import Tensors
+from ._encoding import matrix_for, pack_dense
 from ._errors import unfit
+from ._gathered import Gathered
 from ._link import is_folder
 from ._native import TemporaryFolder, compress
 from ._report import Report
 from ._safe import safe_open
 from ._tensor import CompressedTensor
 
-__all__ = ["CompressedTensor", "load_compressed", "load_file", "save_file"]
+__all__ = ["CompressedTensor", "Gathered", "load_compressed", "load_file", "pack", "save_file"]
 
 
 def load_file(
@@ -89,3 +94,19 @@ def save_file(
         source = folder / f"{out.stem}.safetensors"
         save(tensors, source, metadata=None if metadata is None else dict(metadata))
         return compress(source, out, overwrite=overwrite, progress=False)
+
+
+def pack(value: torch.Tensor) -> CompressedTensor | None:
+    """A BF16 tensor of a GPU in the fast layout there, which takes 0.75 to 0.77 of its bytes.
+
+    Waits for the GPU. Takes the result's memory, and room for one exception of 256 weights
+    meanwhile. The result cannot be moved to the host. None if there is no such layout: another
+    dtype or device, less than 32 KiB, rows of fewer than 128 weights or no multiple of 8 (a row is
+    the last dimension, or all after the first one), too many exceptions, or no bytes saved. Raises
+    PyTorch's `OutOfMemoryError`, and `GpuError`.
+    """
+    matrix = matrix_for(value) if value.is_cuda else None
+    packed = None if matrix is None else pack_dense(value.device, matrix.contiguous())
+    if packed is None or sum(array.nbytes for array in packed[0]) >= value.nbytes:
+        return None
+    return CompressedTensor(*packed, value.shape)

@@ -21,6 +21,10 @@ def layer(kind: Any) -> Any:
         weight_function: ClassVar[list[Any]] = []
         bias_function: ClassVar[list[Any]] = []
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.bias = getattr(self, "bias", None)
+
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return self.forward_comfy_cast_weights(*args, **kwargs)
 
@@ -46,22 +50,78 @@ class LowVramPatch:
         raise AssertionError("added although the layer has the LoRA")
 
 
+class Management:
+    """Memory and devices, as ComfyUI would manage them on a GPU, if `is_gpu`."""
+
+    is_gpu = False
+    #: Bytes of pinned memory by address, and the most that may be pinned.
+    pinned: ClassVar[dict[int, int]] = {}
+    most_pinned = 1 << 30
+
+    @classmethod
+    def pin_memory(cls, tensor: Any) -> bool:
+        if sum(cls.pinned.values()) + tensor.nbytes > cls.most_pinned:
+            return False
+        assert type(tensor).__name__ == "Parameter" and tensor.data_ptr() % 4096 == 0
+        cls.pinned[tensor.data_ptr()] = tensor.nbytes
+        return True
+
+    @classmethod
+    def unpin_memory(cls, tensor: Any) -> bool:
+        return cls.pinned.pop(tensor.data_ptr()) == tensor.nbytes
+
+    @staticmethod
+    def module_size(module: nn.Module) -> int:
+        return sum(value.nbytes for value in module.state_dict().values())
+
+
 class ModelPatcher:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any, size: int = 0) -> None:
         self.model = model
         self.patches: dict[str, Any] = {}
         self.hook_backup: dict[str, Any] = {}
         self.load_device = torch.device("cpu")
-        self.size = 0
+        self.size = size
+        self.pinned: set[str] = set()
+        self.patches_uuid = object()
         self.replaced: list[str] = []
+        model.model_loaded_weight_memory = 0
+        model.current_weight_patches_uuid = None
+
+    def clone(self) -> Any:
+        copy = self.__class__(self.model, self.model_size())
+        copy.patches, copy.load_device = self.patches, self.load_device
+        copy.patches_uuid = self.patches_uuid
+        return copy
 
     def model_size(self) -> int:
-        self.size = self.size or sum(value.nbytes for value in self.model.state_dict().values())
+        self.size = self.size or Management.module_size(self.model)
         return self.size
 
-    def load(self, *args: Any, **kwargs: Any) -> None:
-        for key in self.patches:
-            self.patch_weight_to_device(key, self.load_device)
+    def _load_list(self) -> list[Any]:
+        layers = [*self.model.inner.named_children()]
+        names = {name: [each for each, _ in layer.named_parameters()] for name, layer in layers}
+        return [
+            (0, Management.module_size(layer), f"inner.{name}", layer, names[name])
+            for name, layer in layers
+        ]
+
+    def load(self, offloaded: Any = ()) -> None:
+        """Loads all layers but some."""
+        counted = 0
+        for _, size, name, layer, parameters in self._load_list():
+            is_offloaded = name in offloaded
+            counted += 0 if is_offloaded else size
+            for key in (f"{name}.{each}" for each in parameters):
+                if is_offloaded:
+                    self.pin_weight_to_device(key)
+                    continue
+                self.unpin_weight(key)
+                self.patch_weight_to_device(key, device_to=self.load_device)
+            if not is_offloaded:
+                layer.to(self.load_device)
+        self.model.model_loaded_weight_memory = counted if offloaded else self.model_size()
+        self.model.current_weight_patches_uuid = self.patches_uuid
 
     def partially_unload(self, *args: Any, **kwargs: Any) -> int:
         for module in self.model.modules():
@@ -70,10 +130,23 @@ class ModelPatcher:
         return 1
 
     def unpatch_model(self, device_to: Any = None, unpatch_weights: bool = True) -> None:
+        for key in list(self.pinned):
+            self.unpin_weight(key)
+        self.unpatch_hooks()
+        if device_to is not None:
+            self.model.to(device_to)
+        self.model.model_loaded_weight_memory = 0
+        self.model.current_weight_patches_uuid = None
+
+    def pin_weight_to_device(self, key: str) -> None:
+        pass
+
+    def unpin_weight(self, key: str) -> None:
         pass
 
     def patch_weight_to_device(self, key: str, device_to: Any = None, **kwargs: Any) -> Any:
-        self.replaced.append(key)
+        if key in self.patches:
+            self.replaced.append(key)
 
     def patch_hook_weight_to_device(self, hooks: Any, combined_patches: Any, key: str) -> None:
         self.hook_backup[key] = get_attr(self.model, key).clone()
@@ -126,6 +199,13 @@ def install(models: Path) -> Any:
         "model_management": {
             "lora_compute_dtype": lambda device: torch.float32,
             "is_device_cpu": lambda device: device.type == "cpu",
+            "is_device_cuda": lambda device: Management.is_gpu,
+            "module_size": Management.module_size,
+            "pin_memory": Management.pin_memory,
+            "unpin_memory": Management.unpin_memory,
+            "get_offload_stream": lambda device: None,
+            "sync_stream": lambda device, stream: None,
+            "OOM_EXCEPTION": torch.OutOfMemoryError,
             "throw_exception_if_processing_interrupted": lambda: None,
         },
         "model_patcher": {"ModelPatcher": ModelPatcher, "LowVramPatch": LowVramPatch},
