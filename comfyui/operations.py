@@ -143,14 +143,12 @@ class Held:
             self.weight = self._original(self.weight.device)
 
     def pin(self, device: torch.device) -> bool:
-        """Copies the weight to pinned memory, if ComfyUI's settings and limits allow. `device`: the
-        GPU that will use it.
-        """
-        gathered = Gathered(self.host)
+        """Copies the weight to pinned memory, for a GPU, if ComfyUI's settings and limits allow."""
+        gathered = Gathered(self.host, device)
         memory = nn.Parameter(whole_pages(gathered.nbytes), requires_grad=False)
         if not comfy.model_management.pin_memory(memory):
             return False
-        gathered.fill(memory.data, device)
+        gathered.fill(memory.data)
         self.pinned = memory, gathered
         return True
 
@@ -180,9 +178,9 @@ class Held:
                 stream.wait_stream(management.current_stream(device))
 
     def _copied(self, device: torch.device) -> Any:
-        if self.pinned is None or self.weight.device == device:
+        memory, gathered = self.pinned or (None, None)
+        if gathered is None or gathered.device != device or self.weight.device == device:
             return on_device(self.weight, device)
-        memory, gathered = self.pinned
         return gathered.within(memory.data.to(device, non_blocking=True))
 
     @contextmanager

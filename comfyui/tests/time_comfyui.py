@@ -147,8 +147,10 @@ class Run:
         unload()
         return expected
 
-    def load(self, model: Any) -> None:
-        """Memory of the compressed model on the GPU, and its peak while it is loaded."""
+    def load(self, name: str, model: Any) -> None:
+        """Memory of the compressed model on the GPU, its peak while it is loaded, and ComfyUI's
+        count, which must be the sum of the weights there.
+        """
         import comfy.model_management
         import torch
 
@@ -161,13 +163,20 @@ class Run:
         seconds = time.perf_counter() - started
         held = torch.cuda.memory_allocated() - before
         peak = torch.cuda.max_memory_allocated() - before
+        weights = model.model.state_dict().values()
+        found = sum(value.nbytes for value in weights if value.is_cuda)
         counts = sum(value.numel() for value in model.model.diffusion_model.parameters())
+        counted = (model.model_size(), model.loaded_size())
+        self.failed |= counted != (found, found)
         tell(
+            graph=name,
             load_s=round(seconds, 2),
             held_gb=round(held / GIGA, 3),
             of_bf16=round(held / (2 * counts), 4),
-            told_gb=round(model.model_size() / GIGA, 3),
+            bytes_found=found,
+            bytes_counted=counted,
             peak_of_held=round(peak / held, 4),
+            packed=sum(getattr(value, "has_lora", False) for value in weights),
         )
         unload()
 
@@ -184,18 +193,24 @@ class Run:
         self.failed |= left[-1] > left[0]
         tell(reloads=times, left_mb=[round(left[0] / 1e6, 2), round(left[-1] / 1e6, 2)])
 
-    def offload(self, model: Any, expected: Any) -> None:
+    def offload(self, name: str, model: Any, expected: Any = None) -> None:
         """Samples as if half of the weights did not fit."""
         import comfy.model_management as management
         import torch
 
         before = management.EXTRA_RESERVED_VRAM
         free = torch.cuda.mem_get_info()[0]
-        management.EXTRA_RESERVED_VRAM = free - model.model_size() // 2
-        self.sample("half of the weights offloaded, df11", model, expected)
-        tell(loaded_gb=round(model.loaded_size() / GIGA, 3))
+        room = model.model_size() // 2 + management.minimum_inference_memory() - before
+        management.EXTRA_RESERVED_VRAM = free - room
+        self.sample(f"half offloaded, {name}", model, expected)
+        tell(
+            loaded_gb=round(model.loaded_size() / GIGA, 3),
+            of_model=round(model.loaded_size() / model.model_size(), 3),
+            pinned_gb=round(management.TOTAL_PINNED_MEMORY / GIGA, 3),
+        )
         management.EXTRA_RESERVED_VRAM = before
         unload()
+        self.failed |= bool(management.TOTAL_PINNED_MEMORY)
 
 
 def files(tiny_model: Any, folder: Path) -> tuple[Path, Path]:
@@ -212,12 +227,13 @@ def files(tiny_model: Any, folder: Path) -> tuple[Path, Path]:
     return file, out
 
 
-def with_lora(models: list[Any]) -> list[Any]:
+def with_lora(models: list[Any], strength: float = 0.8) -> list[Any]:
     import comfy.sd
     import tiny
 
     lora = tiny.lora(models[0].model.diffusion_model.state_dict(), rank=16)
-    return [comfy.sd.load_lora_for_models(model, None, lora, 0.8, 0)[0] for model in models]
+    load = comfy.sd.load_lora_for_models
+    return [load(model, None, lora, strength, 0)[0] for model in models]
 
 
 def main() -> int:
@@ -242,11 +258,23 @@ def main() -> int:
         started = time.perf_counter()
         ours = loading.load_diffusion_model(str(container))
         tell(opened_s=round(time.perf_counter() - started, 2))
-        run.load(ours)
+        patched = with_lora([theirs, ours])
+        run.load("plain", ours)
+        run.load("LoRA", patched[1])
         plain = run.compare("plain", theirs, ours)
-        run.compare("LoRA", *with_lora([theirs, ours]))
-        run.offload(ours, plain)
-        run.reload(ours, asked.reloads)
+        with_one = run.compare("LoRA", *patched)
+        run.offload("BF16", theirs)
+        run.offload("df11", ours, plain)
+        # ComfyUI adds the LoRA of an offloaded weight in another arithmetic than that of the rest.
+        run.offload("LoRA, df11", patched[1], with_one)
+        weaker = with_lora([theirs, ours], 0.3)
+        with_weaker = run.sample("LoRA, 0.3, BF16", weaker[0])
+        unload()
+        run.sample("LoRA, df11", patched[1], with_one)
+        run.sample("then 0.3, df11", weaker[1], with_weaker)
+        run.sample("then without LoRA, df11", ours, plain)
+        unload()
+        run.reload(patched[1], asked.reloads)
     return int(run.failed)
 
 

@@ -11,40 +11,44 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ._matrices import TABLE_BYTES, parts_with_arrays
+from ._matrices import KEPT, TABLE_BYTES, parts_with_arrays
 from ._plan import aligned
 from ._tensor import CompressedTensor
 
 
 class Gathered:
-    """Fills such buffers with a tensor on the host, and finds it in them and in their copies."""
+    """A tensor of the host for such buffers: fills them, and finds it in their copies."""
 
-    def __init__(self, value: CompressedTensor) -> None:
-        """Reads nothing yet. Raises `ValueError` for a tensor that is on a GPU."""
+    def __init__(self, value: CompressedTensor, device: torch.device) -> None:
+        """Reads nothing yet. `device`: where copies will be. Raises `ValueError` for a tensor that
+        is not on the host.
+        """
         if value.device.type != "cpu":
-            raise ValueError(f"a tensor on the host is gathered, and this is on {value.device}")
-        self.value = value
-        mine = [arrays for _, arrays in parts_with_arrays(value._arrays, value.flat_parts)]
-        self._lengths = [n for kept in mine for n in (*(a.nbytes for a in kept[:-1]), TABLE_BYTES)]
+            raise ValueError(f"tensors of the host are gathered, and this is on {value.device}")
+        self.value, self.device = value, device
+        table = TABLE_BYTES if device.type == "cuda" else 0
+        self._lengths: list[int] = []
+        for _, arrays in parts_with_arrays(value._arrays, value.flat_parts):
+            self._lengths += [*(array.nbytes for array in arrays[:KEPT]), table]
         #: Bytes of a buffer.
         self.nbytes = sum(map(aligned, self._lengths))
 
-    def fill(self, buffer: Tensor, device: torch.device) -> None:
-        """Copies the tensor into `nbytes` of memory on the host. `device`: a GPU that builds the
-        decode tables, for which this waits. Other GPUs can use them.
+    def fill(self, buffer: Tensor) -> None:
+        """Copies the tensor into a buffer on the host: `nbytes` uint8. Waits for the GPU, which
+        builds the decode tables.
         """
-        for place, array in zip(self._places(buffer), self._whole(device), strict=True):
+        for place, array in zip(self._places(buffer), self._arrays(), strict=True):
             place.copy_(array)
 
     def within(self, buffer: Tensor) -> CompressedTensor:
-        """The tensor in a copy of a filled buffer on a GPU, whose memory it shares."""
+        """The tensor in a copy of a filled buffer, whose memory it shares."""
         return self.value.like(self._places(buffer), device=None)
 
-    def _places(self, buffer: Tensor) -> list[Tensor]:
-        rooms = torch.split(buffer[: self.nbytes], [*map(aligned, self._lengths)])
-        return [room[:length] for room, length in zip(rooms, self._lengths, strict=True)]
-
-    def _whole(self, device: torch.device) -> Iterator[Tensor]:
+    def _arrays(self) -> Iterator[Tensor]:
         for part, arrays in parts_with_arrays(self.value._arrays, self.value.flat_parts):
-            yield from arrays[:-1]
-            yield torch.ops.df11.table_of_kind(arrays[0].to(device), part.kind)
+            yield from arrays[:KEPT]
+            yield torch.ops.df11.table_of_kind(arrays[0].to(self.device), part.kind)
+
+    def _places(self, buffer: Tensor) -> list[Tensor]:
+        rooms = torch.split(buffer, [*map(aligned, self._lengths)])
+        return [room[:length] for room, length in zip(rooms, self._lengths, strict=True)]

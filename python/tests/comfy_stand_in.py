@@ -85,8 +85,8 @@ class ModelPatcher:
         self.pinned: set[str] = set()
         self.patches_uuid = object()
         self.replaced: list[str] = []
-        model.model_loaded_weight_memory = 0
-        model.current_weight_patches_uuid = None
+        model.__dict__.setdefault("model_loaded_weight_memory", 0)
+        model.__dict__.setdefault("current_weight_patches_uuid", None)
 
     def clone(self) -> Any:
         copy = self.__class__(self.model, self.model_size())

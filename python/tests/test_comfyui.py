@@ -5,12 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from comfy_stand_in import LowVramPatch, ModelPatcher, Operations, ProgressBar, install
+from comfy_stand_in import (
+    LowVramPatch,
+    Management,
+    ModelPatcher,
+    Operations,
+    ProgressBar,
+    install,
+)
 from conftest import on_devices
 from safetensors.torch import save_file
 from torch import nn
 
 import df11
+from df11._encoding import encode
 from df11.torch import CompressedTensor, load_compressed
 
 ROWS, COLUMNS = 320, 288
@@ -233,7 +241,7 @@ def patched(number: float) -> torch.Tensor:
     return nn.functional.linear(x, weight, expected["inner.linear.bias"])
 
 
-def test_a_lora_is_added_at_each_use_and_leaves_no_weights(node: Any, state: Any) -> None:
+def test_a_lora_is_added_at_each_use_on_the_cpu(node: Any, state: Any) -> None:
     found = patcher(node, state)
     layer, x = found.model.inner.linear, input_of(torch.bfloat16)
     plain, size = layer(x), found.model_size()
@@ -245,6 +253,152 @@ def test_a_lora_is_added_at_each_use_and_leaves_no_weights(node: Any, state: Any
     assert sum(value.nbytes for value in found.model.state_dict().values()) == size
     found.unpatch_model()
     assert same(layer(x), plain)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request: pytest.FixtureRequest, node: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU, or the CPU in its place, which compresses as it stores."""
+    import df11_node.operations as operations
+
+    monkeypatch.setattr(Management, "is_gpu", True)
+    if request.param == "cuda":
+        return torch.device("cuda", 0)
+
+    def packed(value: torch.Tensor) -> CompressedTensor | None:
+        made = encode(value.flatten(1))
+        return made and CompressedTensor(*made, value.shape)
+
+    monkeypatch.setattr(operations, "pack", packed)
+    return torch.device("cpu")
+
+
+def on_gpu(node: Any, state: Any, gpu: torch.device, number: float) -> Any:
+    """The patcher of a model for a GPU, with a LoRA for two of its layers."""
+    found = patcher(node, state)
+    found.load_device = gpu
+    found.patches = {key: [(number, None)] for key in (KEY, "inner.conv.weight")}
+    return found
+
+
+def value_of(found: Any, gpu: torch.device) -> torch.Tensor:
+    y = found.model.inner.linear(input_of(torch.bfloat16).to(gpu))
+    assert y.device == gpu
+    return y.cpu()
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("a LoRA is added at a use")
+
+
+def is_patched(found: Any, gpu: torch.device, number: float) -> bool:
+    """Whether the product has the bits of the weight with a LoRA. A GPU adds in another order."""
+    weight = (weights()[KEY].float() + number).bfloat16()
+    expected = nn.functional.linear(
+        input_of(torch.bfloat16).to(gpu), weight.to(gpu), weights()["inner.linear.bias"].to(gpu)
+    )
+    return same(value_of(found, gpu), expected.cpu())
+
+
+def test_a_lora_is_added_once_on_a_gpu(
+    node: Any, state: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_gpu(node, state, gpu, 0.125)
+    found.load()
+    inner = found.model.inner
+    monkeypatch.setattr("comfy.lora.calculate_weight", refuse)
+    assert is_patched(found, gpu, 0.125)
+    assert inner.linear.is_packed and inner.conv.is_packed and not inner.rows.is_packed
+    assert same(inner.conv.weight.decode().cpu(), weights()["inner.conv.weight"] + 0.125)
+    found.unpatch_model(torch.device("cpu"))
+    assert not inner.linear.is_packed and same(inner.linear.weight.decode(), weights()[KEY])
+
+
+def test_another_strength_and_none_give_their_bits(node: Any, state: Any, gpu: Any) -> None:
+    found = on_gpu(node, state, gpu, 0.125)
+    found.load()
+    for number in (0.5, 0.125):
+        found.unpatch_model()
+        found.patches[KEY] = [(number, None)]
+        found.load()
+        assert is_patched(found, gpu, number)
+    found.unpatch_model()
+    assert is_patched(found, gpu, 0) and found.model.inner.linear.is_compressed
+
+
+def test_sizes_are_exact_once_it_is_loaded(node: Any, state: Any, gpu: Any) -> None:
+    found = on_gpu(node, state, gpu, 0.125)
+    plain = patcher(node, state).model_size()
+    assert found.model_size() > plain and found.clone().model_size() == found.model_size()
+    found.load()
+    inner = found.model.inner
+    there = sum(value.nbytes for value in found.model.state_dict().values())
+    assert found.model.model_loaded_weight_memory == found.model_size() == there
+    sizes = {name: size for _, size, name, *_ in found._load_list()}
+    assert sizes["inner.linear"] == inner.linear.weight.nbytes + inner.linear.bias.nbytes
+    assert found.clone().model_size() == there
+    found.unpatch_model(torch.device("cpu"))
+    found.patches = {}
+    assert found.model_size() == plain
+
+
+@pytest.mark.gpu
+def test_sizes_are_exact_for_a_part(node: Any, state: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Management, "is_gpu", True)
+    found = on_gpu(node, state, torch.device("cuda", 0), 0.125)
+    found.load(offloaded=["inner.linear"])
+    there = [value for value in found.model.state_dict().values() if value.is_cuda]
+    assert found.model.model_loaded_weight_memory == sum(value.nbytes for value in there)
+    assert len(there) == 5 and is_patched(found, found.load_device, 0.125)
+    found.load()
+    there = [*found.model.state_dict().values()]
+    assert found.model.model_loaded_weight_memory == sum(value.nbytes for value in there)
+    assert found.model.inner.linear.is_packed and not Management.pinned
+
+
+def no_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize("packs", [lambda value: None, no_memory])
+def test_what_is_not_packed_gets_the_lora_at_each_use(
+    node: Any, state: Any, gpu: Any, packs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("df11_node.operations.pack", packs)
+    found = on_gpu(node, state, gpu, 0.125)
+    found.load()
+    assert is_patched(found, gpu, 0.125) and not found.model.inner.linear.is_packed
+    there = sum(value.nbytes for value in found.model.state_dict().values())
+    assert found.model.model_loaded_weight_memory == found.model_size() == there
+
+
+def test_hooks_return_to_the_weight_with_its_lora(node: Any, state: Any, gpu: Any) -> None:
+    found = on_gpu(node, state, gpu, 0.125)
+    found.load()
+    found.patch_hook_weight_to_device(None, {KEY: [1]}, KEY)
+    layer = found.model.inner.linear
+    assert same(layer.weight.cpu(), (weights()[KEY].float() + 0.125).bfloat16() + 1)
+    assert not layer.is_compressed
+    found.unpatch_hooks()
+    assert is_patched(found, gpu, 0.125) and found.model.inner.linear.is_packed
+
+
+def test_an_offloaded_weight_is_pinned_within_the_limit(
+    node: Any, state: Any, gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = on_gpu(node, state, gpu, 0.125)
+    layer = found.model.inner.linear
+    found.load(offloaded=["inner.linear"])
+    memory, gathered = layer.pinned
+    assert found.pinned == {KEY} and [*Management.pinned.values()] == [memory.nbytes]
+    copy = gathered.within(memory.to(gpu))
+    assert same(copy.decode().cpu(), weights()[KEY])
+    assert is_patched(found, gpu, 0.125) and not layer.is_packed
+    found.load()
+    assert layer.pinned is None and not Management.pinned and not found.pinned
+    found.unpatch_model(torch.device("cpu"))
+    monkeypatch.setattr(Management, "most_pinned", 0)
+    found.load(offloaded=["inner.linear"])
+    assert layer.pinned is None and is_patched(found, gpu, 0.125)
 
 
 @pytest.mark.parametrize("shape", [None, (1, 1)])
