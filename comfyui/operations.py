@@ -144,11 +144,15 @@ class Held:
 
     def pin(self, device: torch.device) -> bool:
         """Copies the weight to pinned memory, for a GPU, if ComfyUI's settings and limits allow."""
+        management = comfy.model_management
+        if management.MAX_PINNED_MEMORY <= 0:
+            return False
         gathered = Gathered(self.host, device)
         memory = nn.Parameter(whole_pages(gathered.nbytes), requires_grad=False)
-        if not comfy.model_management.pin_memory(memory):
-            return False
+        # Many threads get pages by writing to them; the driver would get them one after the other.
         gathered.fill(memory.data)
+        if not management.pin_memory(memory):
+            return False
         self.pinned = memory, gathered
         return True
 

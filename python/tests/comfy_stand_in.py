@@ -201,6 +201,7 @@ def install(models: Path) -> Any:
             "is_device_cpu": lambda device: device.type == "cpu",
             "is_device_cuda": lambda device: Management.is_gpu,
             "module_size": Management.module_size,
+            "MAX_PINNED_MEMORY": Management.most_pinned,
             "pin_memory": Management.pin_memory,
             "unpin_memory": Management.unpin_memory,
             "get_offload_stream": lambda device: None,

@@ -2,6 +2,7 @@
 tensors of safetensors files are read ahead.
 """
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from weights import container_of
 
 from df11 import _encoding, _native, _ops, _packing
 from df11._container import Tensors
+from df11.torch import Gathered, pack
 
 #: Whole tiles, partial ones at each edge, and rows of less than a tile.
 SHAPES = [(64, 512), (70, 264), (32, 520), (16, 1024), (201, 136), (128, 256)]
@@ -58,6 +60,39 @@ def test_arrays_are_those_of_the_container(
         _native.build_tables(book.device.index, [place])
     decoded = _ops.decode(arrays, list(part), torch.device(arrays[0].device)).cpu()
     assert torch.equal(decoded.view(torch.int16), value.view(torch.int16))
+
+
+@on_devices
+@pytest.mark.parametrize("stacked", [False, True])
+def test_one_copy_brings_a_gathered_tensor(device: str, stacked: bool, tmp_path: Path) -> None:
+    some = {name: weights((320, 512), kind) for name, kind in (("a", "normal"), ("b", "any"))}
+    held = Tensors(container_of(some, tmp_path))
+    value: Any = torch.cat([held["a"], held["b"][5:]]) if stacked else held["b"]
+    gathered = Gathered(value, torch.device(device))
+    buffer = torch.empty(gathered.nbytes, dtype=torch.uint8, pin_memory=device == "cuda")
+    gathered.fill(buffer)
+    copy = gathered.within(buffer.to(device, non_blocking=True, copy=True))
+    buffer.zero_() if device == "cpu" else torch.cuda.synchronize()
+    assert copy.device.type == device and copy.parts == value.parts
+    assert torch.equal(copy.decode().cpu().view(torch.int16), value.decode().view(torch.int16))
+    if device == "cuda":
+        with pytest.raises(ValueError, match="on cuda"):
+            Gathered(copy, torch.device(device))
+
+
+def test_what_has_no_fast_layout_is_not_packed() -> None:
+    assert pack(weights((64, 512), "normal")) is None  # on the CPU
+
+
+@pytest.mark.gpu
+def test_packed_tensors_keep_their_bits() -> None:
+    for shape in ((64, 512), (320, 288), (128, 96, 3, 3)):
+        value = weights((shape[0], prod(shape[1:])), "normal").view(shape).cuda()
+        packed = pack(value)
+        assert packed is not None and packed.shape == shape
+        assert torch.equal(packed.decode(), value)
+    others = (torch.ones(64, 512), torch.randn(320, 132).bfloat16(), torch.ones(2, 8).bfloat16())
+    assert all(pack(other.cuda()) is None for other in others)
 
 
 def test_what_is_not_smaller_stays() -> None:
