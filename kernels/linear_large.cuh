@@ -20,10 +20,12 @@
 //             chain are never added to each other. Only the end of a share waits for the block
 //             before, whose beginning waits for nothing
 //   splits    of a group follow each other in a block; memory keeps the sum of those before
+//   pair      two blocks of a cluster, with one band and neighbouring shares of equally many whole
+//             groups: each requests half of x, for both
 //
 // Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 168 registers (216 in warps that multiply,
 // 72 in those that request), 12 warps, one block per multiprocessor, 227 KiB of shared memory: 5
-// stages of 44 KiB, or 6 of 36. With groups of two strips 174 and 200 registers, 8 warps, 5 stages
+// stages of 44 KiB, or 6 of 36. With groups of two strips 174 and 196 registers, 8 warps, 5 stages
 // of 38 KiB or 7 of 30. In PyTorch's order on an H100, one split, microseconds, F.linear / groups
 // of four strips (benches/record/2026-11-26-exact-order-wide.md):
 //   rows of x             256             1024            2048
@@ -36,8 +38,9 @@
 // block reads for itself (2026-11-29-half-groups-h200.md). That record, that of the wide kernels,
 // 2026-11-23-linear-bands.md and 2026-11-23-linear-large.md tell what was tried and rejected.
 //
-// Safety: as in linear.cu. A block waits only for the block before, which began earlier: GPUs begin
-// blocks in the order of their numbers.
+// Safety: as in linear.cu. A block waits only for the other one of its pair, which runs at the same
+// time, and for the block before, which began earlier: GPUs begin blocks in the order of their
+// numbers.
 #pragma once
 #include "linear_wide.cuh"
 
@@ -48,6 +51,41 @@ __host__ __device__ constexpr u32 threads_of_large(u32 strips) {
     return (large_warps(strips) + WIDE_ASKING) * LANES;
 }
 constexpr u32 LARGE_RING = 8;  // stages, at most
+
+// This block's place in its pair, if it has one.
+struct LargePair {
+    u32 blocks, rank;
+    __device__ LargePair() : blocks(cluster_blocks()), rank(blockIdx.x % blocks) {}
+    __device__ bool exists() const { return blocks > 1; }
+    // All threads of both meet.
+    __device__ void meet() const {
+        if (exists()) meet_cluster();
+    }
+};
+struct LargeStages : StageRing<LARGE_RING> {
+    LargePair pair;
+    using StageRing::StageRing;
+    __device__ void release(u32 empty, u32 lane) const {
+        __syncwarp();
+        if (!empty || lane >= WIDE_ARRIVALS) return;
+        arrive(empty);
+        if (pair.exists()) arrive_at(empty, pair.rank ^ 1);
+    }
+};
+struct LargeShared : WideShared {
+    LargePair pair;
+    __device__ __forceinline__ void ask_for_x(const WidePiece& piece, u32 stage, u32 to,
+                                              u32 barrier, u32 lane) const {
+        if (!pair.exists() || !launch.x_mapped)
+            return WideShared::ask_for_x(piece, stage, to, barrier, lane);
+        if (WIDE_ARRIVALS > 1) arrive(barrier);
+        __syncwarp();
+        arrive_expecting_once(barrier, piece.x_box * WIDE_COLUMNS * 2);
+        const u32 first = piece.x_box / 2 * pair.rank;
+        copy_x_to_pair(to + first * WIDE_COLUMNS * 2, launch.x_map, stage * WIDE_COLUMNS,
+                       piece.x_first + first, barrier);
+    }
+};
 
 // Iterates over a block's work: pieces of groups, each within a split.
 template <u32 STRIPS>
@@ -60,8 +98,10 @@ struct LargeCursor {
     enum { HEAD, WHOLE, TAIL };
 
     __device__ LargeCursor(const LinearLaunch& launch, u32 n) : part(HEAD) {
-        const u32 bands = wide_bands(launch.x_rows, n), share = blockIdx.x / bands;
-        band = blockIdx.x % bands;
+        const LargePair pair;
+        const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / pair.blocks;
+        const u32 share = place / bands * pair.blocks + pair.rank;
+        band = place % bands;
         stages = wide_stage_count(launch.columns);
         u32 groups = 0;
         for (u32 i = 0; i < launch.matrix_count; i++)
@@ -112,10 +152,10 @@ struct LargeCursor {
 
 template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
-                                               StageRing<LARGE_RING> ring, u32 warp, u32 lane) {
+                                               LargeStages ring, u32 warp, u32 lane) {
     constexpr u32 X_PLACE = STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
-    const WideShared work = {launch};
+    const LargeShared work = {{launch}, ring.pair};
     u32 turn = warp;  // stages of other warps before this warp's next one
     bool first = true;
 #pragma unroll 1
@@ -123,8 +163,7 @@ __device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
         u32 split;
         const WidePiece piece = cursor.piece(launch, N, split);
         const u32 count = piece.end - piece.begin;
-        const WideAsking<WideShared, StageRing<LARGE_RING>> asking(work, piece,
-                                                                   piece.begin + turn, lane);
+        const WideAsking<LargeShared, LargeStages> asking(work, piece, piece.begin + turn, lane);
         const u32 filled = first ? min(piece.begin + ring.count, piece.end) : 0;
         asking.fill(filled, ring);
         asking.ask(filled, ring, X_PLACE, first);
@@ -223,7 +262,7 @@ constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
 template <u32 N, u32 STRIPS>
 __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
-                                                StageRing<LARGE_RING>& ring, u32 lane) {
+                                                LargeStages& ring, u32 lane) {
     const WideShare share;
     using Memory = LargeMemory<STRIPS>;
     using Cursor = LargeCursor<STRIPS>;
@@ -247,7 +286,7 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
         const u32 last =
             multiply_stages<N>(launch.matrices[piece.matrix].rest, piece,
                                STRIPS * WIDE_STRIP_BYTES, ring, share, sums);
-        release(last, lane);
+        ring.release(last, lane);
         const bool ends_group = piece.end == cursor.stages;
         const bool ends_split = ends_group || piece.end % split == 0;
         if (ends_split && piece.end > split) add_total<N, STRIPS>(sums, total, piece.x_rows);
@@ -275,21 +314,26 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     // Shared memory begins with zeros, the sums of a chain that begins.
     constexpr u32 ZEROS = 16;
-    StageRing<LARGE_RING> ring(kept(shared_address(linear_shared) + ZEROS),
+    LargeStages ring(kept(shared_address(linear_shared) + ZEROS),
                                dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, STRIPS));
     if (threadIdx.x == 0)
         store_shared_16(shared_address(linear_shared), make_uint4(0, 0, 0, 0));
-    ring.init_barriers(WARPS);
+    ring.init_barriers(WARPS * ring.pair.blocks);
     __syncthreads();
+    ring.pair.meet();
     if (warp >= WARPS) {
         if constexpr (STRIPS == LARGE_STRIPS)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
         ask_for_pieces<N, STRIPS>(launch, ring, warp - WARPS, lane);
+        __syncwarp();
+        ring.pair.meet();
         return;
     }
     if constexpr (STRIPS == LARGE_STRIPS)
         asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
     wait_for_launch_before();
     multiply_pieces<N, STRIPS>(launch, ring, lane);
+    // Waits until the other block writes and arrives here no more.
+    ring.pair.meet();
 }
 }  // namespace df11::linear

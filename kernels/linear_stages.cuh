@@ -113,6 +113,8 @@ struct StageRing {
             phase ^= 1;
         }
     }
+    // Lets the warps that fill a stage write to it again.
+    __device__ static void release(u32 empty, u32 lane) { linear::release(empty, lane); }
     // All warps call it, and meet afterwards: each initialises some barriers, 60 clocks each. Warps
     // that fill a stage arrive twice, for weights and for x; each of `warps` that multiply once.
     __device__ void init_barriers(u32 warps) const {
@@ -196,6 +198,16 @@ __device__ inline void copy_x_by_one(u32 to, const XMap& map, u32 column, u32 ro
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
         "{%2, %3}], [%4]; }" ::"r"(to),
         "l"(&map), "r"(column), "r"(row), "r"(barrier)
+        : "memory");
+}
+
+// Like copy_x_by_one, into this block and the other one of a pair.
+__device__ inline void copy_x_to_pair(u32 to, const XMap& map, u32 column, u32 row, u32 barrier) {
+    asm volatile(
+        "{ .reg .pred p;\nelect.sync _|p, 0xFFFFFFFF;\n@p "
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5; }" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(u16(3))
         : "memory");
 }
 

@@ -182,7 +182,7 @@ __device__ __forceinline__ u32 multiply_stages(const void* rest, const WidePiece
             }
             wait_for_products<1>();
             // The previous stage is no longer needed.
-            if (group == 0) release(to_release, lane);
+            if (group == 0) ring.release(to_release, lane);
         }
         to_release = empty;
     }

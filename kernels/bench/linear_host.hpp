@@ -280,7 +280,9 @@ static Many many_of(const LinearLaunch& l, u32 processors) {
                       whole = (even + group - 1) / group * group;
             const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
             const u32 share = cuts ? even : whole;
-            Many m = {n, strips, 1, share, u64(all + share - 1) / share * bands,
+            const bool paired = !cuts && all % (2 * share) == 0 &&
+                                wide_band_rows(l.x_rows, n) % 16 == 0;
+            Many m = {n, strips, paired ? 2u : 1u, share, u64(all + share - 1) / share * bands,
                       u64(share) * stage + 4000 + (cuts ? 15000 : 0)};
             if (way && std::to_string(n) + "x" + std::to_string(strips) == way) m.time = 0;
             if (!way || !m.time) take(m);
@@ -302,7 +304,7 @@ static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) 
         if (forced_splits) l.splits[i] = u8(forced_splits);
     }
     const Many many = many_of(l, sm_count());
-    map_x(l, wide_band_rows(l.x_rows, many.n));
+    map_x(l, wide_band_rows(l.x_rows, many.n) / (many.share_stages ? many.cluster : 1));
     l.wide_strips = many.strips, l.share_stages = many.share_stages;
     const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
                          : many.n == 64  ? KERNEL(df11_linear_fast_64)

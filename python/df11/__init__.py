@@ -14,6 +14,7 @@
 #
 #   use     PyTorch's calls arrive in _dispatch, and some in _functions. They decode, or call
 #           operators (_ops, and _experts for mixtures), which run kernels on PyTorch's stream.
+#           _ahead decodes the next weight while a product of many rows runs.
 #           _order measures in which order the framework adds, and _order_cache keeps that on disk.
 #           _forwards and _code read from a module's source which layers share x; _siblings compiles
 #           its forward again with one product for them.

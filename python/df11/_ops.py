@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from . import _native
+from ._ahead import ahead_of
 from ._matrices import (
     MULTIPLIED,
     PART,
@@ -152,13 +153,20 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return _decode(arrays, parts, device)
+
+
+def _decode(
+    arrays: Arrays, parts: Numbers, device: torch.device, out: Tensor | None = None
+) -> Tensor:
+    """`decode`, into memory [R, C] if there is some."""
     index = device.index if device.type == "cuda" else None
-    if device.type == "cuda" and index is None:
-        device = torch.device("cuda", index := torch.cuda.current_device())
     if index is not None:
         arrays = _copied_to_gpu(arrays, parts, index)
     native = matrices(arrays, parts, index)
-    out = _decode_fake(arrays, parts, device)
+    out = _decode_fake(arrays, parts, device) if out is None else out
     places = torch.split(out, [matrix.rows for matrix in native]) if len(native) > 1 else (out,)
     if index is None:
         for matrix, place in zip(native, places, strict=True):
@@ -179,10 +187,11 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     With `exact`, and always on the CPU, y has the bits of `torch.nn.functional.linear` with the
     decoded weights. If that function's order of additions is known (`_order`), and decoding first
     is not faster, kernels multiply in this order without decoding to memory. Otherwise W is decoded
-    (to all of its bytes, freed after the product) and PyTorch multiplies. Without `exact` kernels
-    multiply in their fastest order; for many rows of x, and by other floats than BF16, at most
-    60 MB at a time are decoded before each product, and x and bias must have the dtype of the
-    weights. Gradients flow to x and bias; the backward pass decodes W anew. Raises the errors of
+    (to all of its bytes, freed after the product) and PyTorch multiplies; on a GPU's default stream
+    the next W is decoded meanwhile (`_ahead`). Without `exact` kernels multiply in their fastest
+    order; for many rows of x, and by other floats than BF16, at most 60 MB at a time are decoded
+    before each product, and x and bias must have the dtype of the weights. Gradients flow to x and
+    bias; the backward pass decodes W anew. Raises the errors of
     `decode`; `RuntimeError` for x or bias of a wrong shape or dtype.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
@@ -268,6 +277,8 @@ def _multiply(
             _multiply(x, mine, flat, (len(flat) // PART,), (bias,), exact)[0]
             for (mine, flat), bias in zip(windows(arrays, parts, ranges), biases, strict=True)
         ]
+    if as_pytorch and (ahead := ahead_of(x.device)) is not None:
+        return [ahead.linear(x, arrays, parts, biases[0], _decode)]
     if as_pytorch:
         return [functional.linear(x, decode(arrays, parts, x.device), biases[0])]
     return [_multiply_decoded(x, _copied_to_gpu(arrays, parts, x.device.index), parts, biases[0])]

@@ -12,7 +12,7 @@ from torch.nn import functional
 from weights import WEIGHTS, compressed, container_of, normals, same, streamed
 
 import df11
-from df11 import _native, _ops, _workspaces
+from df11 import _ahead, _native, _ops, _workspaces
 from df11._container import Tensors
 from df11._encoding import pack_dense
 from df11._tensor import CompressedTensor
@@ -322,6 +322,43 @@ def test_the_largest_temporary_of_a_fused_product(tmp_path: Path) -> None:
         found = functional.linear(x, tensor)
         used = torch.cuda.max_memory_allocated() - before - found.nbytes
         assert used <= 64_000_000 and is_close(found, expected)
+
+
+def many(rows: int) -> torch.Tensor:
+    """So many rows of x that each weight is decoded first."""
+    return normal(8192 + rows, 1024)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_next_weight_is_decoded_ahead(form: str, tmp_path: Path) -> None:
+    made = {f"w{at}": normals(at)(512 + 64 * at, 1024) for at in range(4)}
+    held = Tensors(container_of(made, tmp_path))
+    stored = [compressed(name, of=held) for name in made]
+    weights: list[Any] = [streamed(w, GPU) if form == "streamed" else w.to(GPU) for w in stored]
+    if form == "fast":
+        weights = [fast_of(w) for w in weights]
+    plain = [w.to(GPU) for w in made.values()]
+    x = many(1)
+    expected = [functional.linear(x, w) for w in plain]
+    ahead = _ahead.ahead_of(GPU)
+    assert ahead is not None
+
+    def run(order: list[int], is_ahead: list[bool]) -> None:
+        for at, has_next in zip(order, is_ahead, strict=True):
+            assert same(functional.linear(x, weights[at]), expected[at])
+            assert (ahead._pending is not None) == has_next
+
+    run([0, 1, 2, 3], [False] * 4)
+    before = torch.cuda.memory_allocated()
+    for _ in range(3):
+        run([0, 1, 2, 3], [True, True, True, False])
+    assert torch.cuda.memory_allocated() == before
+    # Another order than expected, and weights that are gone.
+    run([0, 2, 1, 3, 0], [True, True, True, False, True])
+    weights[1] = None  # which came after 2
+    run([2], [False])
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert _ahead.ahead_of(GPU) is None
 
 
 def captured(function: Any, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -358,6 +358,26 @@ fn products_are_those_of_the_cpu() {
     }
 }
 
+/// Two blocks of a cluster bring x to each other; one has no other.
+#[test]
+fn blocks_that_share_x_give_the_same() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let host = Host::normal(260, 264, 3);
+    let matrix = model(device, &[("w", &host)]).matrix("w").unwrap();
+    let fast = fast(&matrix, &host);
+    for (rows, x_rows) in [(256, 256), (256, 192), (256, 512), (256, 500), (260, 256)] {
+        let part = fast.rows(0..rows as u64).unwrap();
+        let weights = host.slice(0..rows, 0..264);
+        let linear = Linear::new(&[part]).unwrap();
+        let x = Host::normal(x_rows, 264, 5);
+        let (aligned, what) = (Call::new(&x), format!("{rows} rows, {x_rows} rows of x"));
+        let product = multiply(&stream, &linear, &aligned).remove(0);
+        check(&aligned, &weights, &product, &what);
+        let moved = Call { offset: 3, ..Call::new(&x) };
+        assert!(multiply(&stream, &linear, &moved)[0] == product, "{what}");
+    }
+}
+
 #[test]
 fn sums_that_f32_holds_are_exact() {
     let Some((device, stream)) = gpu_stream() else { return };

@@ -64,16 +64,10 @@ impl Step<'_, '_> {
         barrier: Address,
         blocks: Option<Source>,
     ) -> Result<()> {
-        let first = self.cluster();
         for lane in lanes(self.active) {
-            let ranks = blocks.map(|mask| self.value(mask, lane) as Mask);
-            let blocks = match ranks {
-                Some(ranks) => lanes(ranks).map(|rank| first + rank).collect(),
-                None => vec![self.block],
-            };
             let delivery = Delivery {
                 from: Origin::Memory(self.address(from, lane)),
-                blocks,
+                blocks: self.receivers(blocks, lane),
                 to: self.shared_address(to, lane) as u32,
                 bytes: self.value(bytes, lane) as u32,
                 barrier: self.shared_address(barrier, lane) as u32,
@@ -89,6 +83,7 @@ impl Step<'_, '_> {
         map: Address,
         place: &[Source],
         barrier: Address,
+        blocks: Option<Source>,
     ) -> Result<()> {
         for lane in lanes(self.active) {
             let map_address = self.address(map, lane);
@@ -97,13 +92,20 @@ impl Step<'_, '_> {
             let delivery = Delivery {
                 bytes: found.box_bytes(),
                 from: Origin::Box(found, place),
-                blocks: vec![self.block],
+                blocks: self.receivers(blocks, lane),
                 to: self.shared_address(to, lane) as u32,
                 barrier: self.shared_address(barrier, lane) as u32,
             };
             self.machine.ask(delivery)?;
         }
         Ok(())
+    }
+
+    /// The blocks that a copy writes to: those of the cluster in this mask, or the lane's own.
+    fn receivers(&self, mask: Option<Source>, lane: usize) -> Vec<usize> {
+        let Some(mask) = mask else { return vec![self.block] };
+        let ranks = self.value(mask, lane) as Mask;
+        lanes(ranks).map(|rank| self.cluster() + rank).collect()
     }
 
     /// The tensor map there, in the parameters of the launch.

@@ -256,8 +256,8 @@ impl Step<'_, '_> {
             &Operation::CopyBulk { to, from, bytes, barrier, blocks } => {
                 self.copy_bulk(to, from, bytes, barrier, blocks)?;
             }
-            Operation::CopyBox { to, map, place, barrier } => {
-                self.copy_box(*to, *map, place, *barrier)?;
+            Operation::CopyBox { to, map, place, barrier, blocks } => {
+                self.copy_box(*to, *map, place, *barrier, *blocks)?;
             }
             Operation::LoadMatrices { .. }
             | Operation::Transpose { .. }

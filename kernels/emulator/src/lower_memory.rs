@@ -72,6 +72,7 @@ impl Builder<'_> {
 
     pub(crate) fn copy(&mut self, names: &Names, said: &Statement, parts: &[&str]) -> Operation {
         let given = &said.operands;
+        let is_multicast = parts.iter().any(|part| part.starts_with("multicast"));
         match parts {
             ["cp", "async", "commit_group"] => Operation::CommitCopies,
             ["cp", "async", "wait_group"] => match given[0] {
@@ -88,6 +89,7 @@ impl Builder<'_> {
                     map: self.address(names, &given[1]),
                     place: self.sources(names, &place[0]),
                     barrier: self.address(names, &given[2]),
+                    blocks: is_multicast.then(|| self.source(names, &given[3])),
                 }
             }
             ["cp", "async", "bulk", ..] => Operation::CopyBulk {
@@ -95,10 +97,7 @@ impl Builder<'_> {
                 from: self.address(names, &given[1]),
                 bytes: self.source(names, &given[2]),
                 barrier: self.address(names, &given[3]),
-                blocks: parts
-                    .iter()
-                    .any(|part| part.starts_with("multicast"))
-                    .then(|| self.source(names, &given[4])),
+                blocks: is_multicast.then(|| self.source(names, &given[4])),
             },
             _ => {
                 let Operand::Number(bytes) = given[2] else { panic!("line {}: bytes", said.line) };

@@ -184,6 +184,7 @@ pub(crate) enum Operation {
         map: Address,
         place: Vec<Source>,
         barrier: Address,
+        blocks: Option<Source>,
     },
     LoadMatrices {
         to: Vec<u32>,

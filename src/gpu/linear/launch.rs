@@ -315,7 +315,7 @@ impl ProductLaunch {
         arguments.splits = many.splits;
         arguments.wide_strips = many.strips as u32;
         arguments.share_stages = many.share_stages as u32;
-        if let Some(map) = map_of(x, columns, many.band_rows as u32)? {
+        if let Some(map) = map_of(x, columns, many.box_rows() as u32)? {
             (arguments.x_map, arguments.x_mapped) = (map, 1);
         }
         if let Some(order) = &kernels.order {

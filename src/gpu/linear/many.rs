@@ -70,7 +70,7 @@ pub(super) struct Many {
     /// Rows of x per band; the last band may have fewer.
     pub(super) band_rows: u64,
     pub(super) blocks: u64,
-    /// Blocks per cluster.
+    /// Blocks per cluster; for [`LARGE_CLASSES`] two blocks share x.
     pub(super) cluster: u64,
     /// Most strips per block; for [`LARGE_CLASSES`] per group.
     pub(super) strips: u64,
@@ -84,6 +84,11 @@ impl Many {
     /// Whether the kernel is one for groups of [`HALF_STRIPS`].
     pub(super) fn has_half_groups(&self) -> bool {
         self.share_stages > 0 && self.strips == HALF_STRIPS
+    }
+
+    /// Rows of x that one copy brings.
+    pub(super) fn box_rows(&self) -> u64 {
+        if self.share_stages > 0 { self.band_rows / self.cluster } else { self.band_rows }
     }
 
     /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, and
@@ -212,7 +217,12 @@ impl Shapes<'_> {
             if cut_time < whole_time { (even, cut_time) } else { (whole, whole_time) };
         let time = time + ENDS;
         let blocks = all.div_ceil(share_stages) * bands;
-        Many { strips, share_stages, ..self.launch(rows, blocks, time) }
+        let many = Many { strips, share_stages, ..self.launch(rows, blocks, time) };
+        // Blocks that share x read it at the same time, and each half is whole groups of eight rows.
+        let is_paired = share_stages == whole
+            && all.is_multiple_of(2 * share_stages)
+            && many.band_rows.is_multiple_of(16);
+        Many { cluster: if is_paired { 2 } else { 1 }, ..many }
     }
 }
 
@@ -252,6 +262,12 @@ mod tests {
             assert!(x_rows > WIDE_CLASSES[2] && many.share_stages >= stages, "{shape}");
             assert!(many.blocks <= BLOCKS && many.blocks / bands * many.share_stages >= all);
             let bytes = many.blocks * 98_304 * many.strips;
+            if many.cluster > 1 {
+                let shares = many.blocks / bands;
+                assert_eq!((many.cluster, shares * many.share_stages), (2, all), "{shape}");
+                assert!(shares % 2 == 0 && many.share_stages % stages == 0, "{shape}");
+                assert!(many.band_rows % 16 == 0, "{shape}");
+            }
             assert!(bytes <= Many::partial_bytes(&[rows], x_rows, BLOCKS), "{shape}");
         } else {
             let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
@@ -287,6 +303,8 @@ mod tests {
         let half = of(4096, 14_336, 1, 384);
         assert!(half.has_half_groups());
         assert_eq!((half.class, half.share_stages, half.blocks), (192, 224, 128));
+        // Bands of 192 rows: each of two blocks brings 96 for both.
+        assert_eq!((half.cluster, half.box_rows()), (2, 96));
         // Two blocks multiply one group, one after the other.
         assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
     }
