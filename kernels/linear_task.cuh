@@ -236,9 +236,9 @@ __host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_s
 //                 parts of one group
 //   counters      one per block, 0 before and after
 //   partials      large_partial_bytes per block, aligned to 16
-//   x_map         boxes of wide_band_rows rows, or of half as many, with a launch in clusters of two.
-//                 These share x; share_stages are whole groups then, all blocks have equally many
-//                 stages, there is an even number of shares, and wide_band_rows is a multiple of 16
+//   x_map         boxes of wide_band_rows rows, or of half as many for a launch in clusters of two,
+//                 whose blocks share x. Then share_stages are whole groups, all blocks have equally
+//                 many stages, the number of shares is even, and wide_band_rows a multiple of 16
 //   wide_strips   not read
 constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
 constexpr u32 LARGE_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}

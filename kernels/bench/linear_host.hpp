@@ -290,6 +290,8 @@ static Many many_of(const LinearLaunch& l, u32 processors) {
     return best;
 }
 static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
+    // Forced strips change the time of a launch, and no splits.
+    const u32 strips = std::exchange(forced_strips, 0);
     for (u32 i = 0; i < l.matrix_count; i++) {
         LinearLaunch one = l;
         one.matrix_count = 1, one.matrices[0] = l.matrices[i];
@@ -303,6 +305,7 @@ static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) 
         }
         if (forced_splits) l.splits[i] = u8(forced_splits);
     }
+    forced_strips = strips;
     const Many many = many_of(l, sm_count());
     map_x(l, wide_band_rows(l.x_rows, many.n) / (many.share_stages ? many.cluster : 1));
     l.wide_strips = many.strips, l.share_stages = many.share_stages;

@@ -17,7 +17,7 @@ GiB. Either way one alone is measured while others wait.
 | part | what it measures |
 |---|---|
 | latency | milliseconds per output token with 1, 8 and 64 requests |
-| throughput | requests/s of 512 requests at once, 128 tokens in and 128 out |
+| throughput | requests/s of 512 requests at once (`--requests`), 128 tokens in and 128 out |
 | tokens | greedy tokens of 128 prompts, with log-probabilities: one at a time, 64 at once |
 | profile | microseconds of each kernel, with 1 and 64 requests, at saturation, for prompts alone |
 
@@ -105,11 +105,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--graphs", type=int, help="tokens of the largest CUDA graph")
     parser.add_argument("--batches", type=numbers, default=[1, 8, 64])
     parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--requests", type=numbers, default=[512])
     parser.add_argument("--norms", choices=["inductor", "vllm"], default="inductor")
     parser.add_argument("--limit", type=int, default=170, help="seconds that a phase may take")
     parser.add_argument("--total", type=int, default=3600, help="seconds that all may take")
-    parser.add_argument("--rounds", type=int, default=3, help="of latency; the best counts")
+    parser.add_argument("--rounds", type=int, default=3, help="the best counts")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/df11-vllm"))
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--phase", choices=["make", "warm", "serve"], help=argparse.SUPPRESS)
@@ -264,10 +264,10 @@ def table(rows: list[dict[str, Any]]) -> None:
         for batch, value in row.get("latency_ms", {}).items():
             other = base.get("latency_ms", {}).get(batch)
             cells.append(f"b{batch} {value:.2f} ms" + (f" ({value / other:.2f})" if other else ""))
-        if "requests_s" in row:
-            other = base.get("requests_s")
-            ratio = f" ({row['requests_s'] / other:.2f})" if other else ""
-            cells.append(f"{row['requests_s']:.1f} req/s{ratio}")
+        for requests, value in row.get("requests_s", {}).items():
+            other = base.get("requests_s", {}).get(requests)
+            ratio = f" ({value / other:.2f})" if other else ""
+            cells.append(f"{requests} at once {value:.1f} req/s{ratio}")
         cells += [f"{name} {row[name]:g}" for name in LOG if name in row]
         cells.append(row.get("error", ""))
         print("  ".join(cells), flush=True)
@@ -433,9 +433,14 @@ class Engine:
         return {"latency_ms": found}
 
     def throughput(self, options: argparse.Namespace) -> dict[str, Any]:
-        self.generate(options.requests, 128, 8, 1)
-        seconds = self.generate(options.requests, 128, 128, 2)
-        return {"requests_s": options.requests / seconds}
+        """The best rate of each number of requests."""
+        rates = {}
+        for requests in options.requests:
+            self.generate(requests, 128, 8, 1)
+            rounds = range(options.rounds)
+            seconds = min(self.generate(requests, 128, 128, 2 + one) for one in rounds)
+            rates[requests] = requests / seconds
+        return {"requests_s": rates}
 
     def tokens(self, options: argparse.Namespace) -> dict[str, Any]:
         """The tokens of each prompt, and the log-probability of each."""
@@ -451,7 +456,7 @@ class Engine:
         windows = {
             "1 request": (1, 8, steps),
             "64 requests": (64, 8, steps),
-            "saturation": (options.requests, 8, steps),
+            "saturation": (max(options.requests), 8, steps),
             "16384 tokens of prompts": (64, 256, 1),
         }
         for window, (requests, inputs, outputs) in windows.items():

@@ -11,7 +11,6 @@ that waits for its product would be memory of the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import ref
@@ -22,9 +21,10 @@ from torch.nn import functional
 
 from ._matrices import dtype_of_parts, raw_stream, shape_of
 
-Key = tuple[int, ...]
-#: Decodes arrays and parts by kernels on a device's current stream, into memory if there is some.
-Decode = Callable[[Sequence[Tensor], Sequence[int], torch.device, Tensor | None], Tensor]
+#: Addresses of arrays, and parts.
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+#: `_ops._decode`.
+Decode = Callable[..., Tensor]
 
 #: Larger weights, such as those of vocabularies, are not decoded ahead.
 MOST_BYTES = 256 << 20
@@ -35,14 +35,22 @@ class _Weight(NamedTuple):
     key: Key
     #: Weak, so that a model's memory is free once nobody else has it.
     arrays: list[Any]
-    parts: Sequence[int]
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    nbytes: int
+
+    @classmethod
+    def of(cls, key: Key, arrays: Sequence[Tensor]) -> _Weight:
+        _, parts = key
+        (rows, columns), dtype = shape_of(parts), dtype_of_parts(parts)
+        size = rows * columns * dtype.itemsize
+        return cls(key, [*map(ref, arrays)], (rows, columns), dtype, size)
 
 
 class _Decoded(NamedTuple):
     key: Key
     #: Held until the product, so that no other weight gets their addresses.
     arrays: list[Tensor]
-    parts: Sequence[int]
     weight: Tensor
 
 
@@ -71,11 +79,11 @@ class Ahead:
         decode: Decode,
     ) -> Tensor:
         """`functional.linear` with the decoded weight."""
-        key = (*(array.data_ptr() for array in arrays), *parts)
+        key = (tuple([array.data_ptr() for array in arrays]), tuple(parts))
         weight = self._take(key)
-        self._learn(key, arrays, parts)
+        self._learn(key, arrays)
         if weight is None:
-            weight = decode(arrays, parts, x.device, None)
+            weight = decode(arrays, parts, x.device)
         following = self._prepare(key, x.device)
         # Launched first, so that decoding gets the multiprocessors that this product leaves idle.
         y = functional.linear(x, weight, bias)
@@ -92,16 +100,17 @@ class Ahead:
             self.main.wait_event(self._ended)
         return pending.weight if pending.key == key else None
 
-    def _learn(self, key: Key, arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
+    def _learn(self, key: Key, arrays: Sequence[Tensor]) -> None:
         if key in self._used:  # a pass begins
             self._used.clear()
-            self._after.pop(self._last or (), None)
+            if self._last is not None:
+                self._after.pop(self._last, None)
         elif self._last is not None:
             known = self._after.get(self._last)
             if known is None or known.key != key or known.arrays[0]() is None:
                 if len(self._after) >= _MOST_KNOWN:
                     self._after.clear()
-                self._after[self._last] = _Weight(key, [*map(ref, arrays)], tuple(parts))
+                self._after[self._last] = _Weight.of(key, arrays)
         self._used.add(key)
         self._last = key
 
@@ -110,26 +119,26 @@ class Ahead:
         following = self._after.get(key)
         if following is None:
             return None
-        shape, dtype = shape_of(following.parts), dtype_of_parts(following.parts)
         arrays = [array() for array in following.arrays]
-        is_gone = any(array is None for array in arrays)
-        if is_gone or prod(shape) * dtype.itemsize > MOST_BYTES:
+        if following.nbytes > MOST_BYTES or any(array is None for array in arrays):
             return None
         try:
-            weight = torch.empty(shape, dtype=dtype, device=device)
+            weight = torch.empty(following.shape, dtype=following.dtype, device=device)
         except torch.OutOfMemoryError:
             return None
         self._begun.record(self.main)
-        return _Decoded(following.key, arrays, following.parts, weight)
+        return _Decoded(following.key, arrays, weight)
 
     def _begin(self, following: _Decoded, decode: Decode) -> None:
-        with self._lock, torch.cuda.stream(self.side):
+        with self._lock:
             if self._pending is not None:  # another thread's
                 self.main.wait_event(self._ended)
             self._pending = following
             self.side.wait_event(self._begun)
             try:
-                decode(following.arrays, following.parts, following.weight.device, following.weight)
+                _, parts = following.key
+                weight = following.weight
+                decode(following.arrays, parts, weight.device, weight, self.side)
             finally:
                 self._ended.record(self.side)
 

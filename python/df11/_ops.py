@@ -38,7 +38,7 @@ from ._matrices import (
     shape_of,
     windows,
 )
-from ._order import LINEAR, Framework, layout_of, order_of, prepare, summary
+from ._order import LINEAR, Framework, layout_of, layout_of_bias, order_of, prepare, summary
 from ._workspaces import workspace
 
 #: The most bytes decoded at once if no caller needs a whole matrix. With the rounding of PyTorch's
@@ -60,10 +60,12 @@ class Multiplication(NamedTuple):
     counts: Numbers
     heights: Numbers
     splits: Sequence[int]
+    #: Whether a bias is added to its rounded product.
+    is_apart: Sequence[bool]
 
 
-#: Multiplications in a framework's order, without biases, by what decides them; empty if no kernel
-#: keeps that order, or decoding first is faster. To find one again takes 10 microseconds and more.
+#: Multiplications in a framework's order, by what decides them; empty if no kernel keeps that
+#: order, or decoding first is faster. To find one again takes 10 microseconds and more.
 _known: dict[tuple[Any, ...], Multiplication | tuple[()]] = {}
 _MOST_KNOWN = 1 << 15
 
@@ -159,10 +161,17 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
 
 
 def _decode(
-    arrays: Arrays, parts: Numbers, device: torch.device, out: Tensor | None = None
+    arrays: Arrays,
+    parts: Numbers,
+    device: torch.device,
+    out: Tensor | None = None,
+    stream: Any = None,
 ) -> Tensor:
-    """`decode`, into memory [R, C] if there is some."""
+    """`decode`, into memory [R, C] if there is some, on another stream than the current one."""
     index = device.index if device.type == "cuda" else None
+    if stream is not None and (len(parts) > PART or not arrays[0].is_cuda):
+        with torch.cuda.stream(stream):
+            return _decode(arrays, parts, device, out)
     if index is not None:
         arrays = _copied_to_gpu(arrays, parts, index)
     native = matrices(arrays, parts, index)
@@ -174,7 +183,8 @@ def _decode(
         return out
     # Kernels write whole words; rows of few columns end between them.
     aside = [torch.empty_like(place) if place.data_ptr() % 16 else place for place in places]
-    _native.decode_all(native, [mine.data_ptr() for mine in aside], raw_stream(index))
+    to = raw_stream(index) if stream is None else stream.cuda_stream
+    _native.decode_all(native, [mine.data_ptr() for mine in aside], to)
     for place, mine in zip(places, aside, strict=True):
         if mine is not place:
             place.copy_(mine)
@@ -316,11 +326,11 @@ def in_order(
         return None
     index, key = x.device.index, None
     kernels = product(arrays, parts, index)
-    is_plain = x.dtype is _BF16 and all(bias is None for bias in biases)
-    if kernels is not None and is_plain and arrays[0].is_cuda:
-        key = (kernels, *layout_of(x), tuple(counts), framework.name, padding)
+    if kernels is not None and x.dtype is _BF16 and arrays[0].is_cuda:
+        layouts = tuple(map(layout_of_bias, biases))
+        key = (kernels, *layout_of(x), tuple(counts), layouts, framework.name, padding)
         if (known := _known.get(key)) is not None:
-            return _multiply_in_kernels(x, biases, *known) if known else None
+            return _multiply_as_known(x, biases, known) if known else None
     heights = _heights(parts, counts)
     if any(map(partial(_fault, x, parts), heights, biases)):
         return None
@@ -342,17 +352,22 @@ def in_order(
     if not arrays[0].is_cuda:
         arrays = _copied_to_gpu(arrays, parts, index)
         kernels = product(arrays, parts, index) or kernels
-    how = Multiplication(kernels, tuple(parts), tuple(counts), heights, splits)
-    if not any(order.is_bias_apart for order in orders):
-        _remember(key, how)
-        return _multiply_in_kernels(x, biases, *how)
-    inner = [
-        None if order.is_bias_apart else bias for order, bias in zip(orders, biases, strict=True)
-    ]
-    outputs = _multiply_in_kernels(x, inner, *how)
+    is_apart = [order.is_bias_apart for order in orders]
+    how = Multiplication(kernels, tuple(parts), tuple(counts), heights, splits, is_apart)
+    _remember(key, how)
+    return _multiply_as_known(x, biases, how)
+
+
+def _multiply_as_known(x: Tensor, biases: Biases, how: Multiplication) -> list[Tensor]:
+    given = how.kernels, how.parts, how.counts, how.heights, how.splits
+    if not any(how.is_apart):
+        return _multiply_in_kernels(x, biases, *given)
+    apart = list(zip(biases, how.is_apart, strict=True))
+    inner = [None if is_after else bias for bias, is_after in apart]
+    outputs = _multiply_in_kernels(x, inner, *given)
     return [
-        y + bias if bias is not None and order.is_bias_apart else y
-        for y, bias, order in zip(outputs, biases, orders, strict=True)
+        y + bias if bias is not None and is_after else y
+        for y, (bias, is_after) in zip(outputs, apart, strict=True)
     ]
 
 

@@ -210,6 +210,13 @@ def layout_of(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), _alignment(x), _flags()
 
 
+def layout_of_bias(bias: Tensor | None) -> tuple[Any, ...] | None:
+    """Everything about a bias that may decide the order of a product, or forbid it."""
+    if bias is None:
+        return None
+    return _alignment(bias), bias.dtype, bias.device, bias.shape, bias.stride()
+
+
 def _sides(
     shape: tuple[int, ...], strides: tuple[int, ...], framework: Framework
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -40,13 +40,13 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """Shapes of what operators decode."""
     shapes: list[tuple[int, int]] = []
 
-    def decode(arrays: Any, parts: Any, device: Any) -> Tensor:
-        made = real(arrays, parts, device)
+    def decode(*given: Any) -> Tensor:
+        made = real(*given)
         shapes.append(tuple(made.shape))
         return made
 
-    real = _ops.decode
-    monkeypatch.setattr(_ops, "decode", decode)
+    real = _ops._decode
+    monkeypatch.setattr(_ops, "_decode", decode)
     yield shapes
     _native.check(0, torch._C._cuda_getCurrentRawStream(0))
 

@@ -218,7 +218,7 @@ impl Shapes<'_> {
         let time = time + ENDS;
         let blocks = all.div_ceil(share_stages) * bands;
         let many = Many { strips, share_stages, ..self.launch(rows, blocks, time) };
-        // Blocks that share x read it at the same time, and each half is whole groups of eight rows.
+        // Blocks that share x read it at the same time, and each half is whole groups of 8 rows.
         let is_paired = share_stages == whole
             && all.is_multiple_of(2 * share_stages)
             && many.band_rows.is_multiple_of(16);
