@@ -84,7 +84,6 @@ def by_df11(df11: str, path: pathlib.Path) -> tuple[int, float, float, float]:
     packed.unlink(missing_ok=True), back.unlink(missing_ok=True)
     one = ["--threads", "1", "-q"]
     pack = [df11, "compress", str(path), "-o", str(packed), "--no-verify", "--json", *one]
-    pack += ["--layout", "smallest"]
     answer, packing = timed(pack)
     _, restoring = timed([df11, "decompress", str(packed), "-o", str(back), *one])
     if not filecmp.cmp(path, back, shallow=False):

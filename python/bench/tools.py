@@ -49,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--geometry": {"choices": GEOMETRIES, "default": "llama-3.1-8b"},
     "--layers": {"type": int, "help": "layers, instead of the geometry's"},
     "--device": {"type": device_of, "default": "auto", "help": "a GPU, if there is one"},
-    "--layout": {"choices": ["smallest", "tile", "gap"], "help": "how weights are stored"},
+    "--layout": {"choices": ["tile", "gap"], "help": "how weights are stored"},
     "--mode": {"choices": ["exact", "fused"], "default": "exact"},
     "--residence": {
         "choices": ["stored", "fast", "auto"],

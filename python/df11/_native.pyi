@@ -25,7 +25,7 @@ from ._report import Placement, Plan, Report, Verification
 
 _Path: TypeAlias = str | PathLike[str]
 _Progress: TypeAlias = bool | Callable[[str, int, int], object] | None
-_Layout: TypeAlias = Literal["smallest", "tile", "gap", "raw"] | None
+_Layout: TypeAlias = Literal["tile", "gap", "raw"] | None
 _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 # Anything with the buffer protocol. NumPy declares it to type checkers from Python 3.12 on.
@@ -104,8 +104,7 @@ def compress(
     An `out` whose name ends in `.df11` becomes one self-contained file. Any other becomes a folder
     with a container for each weights file, and the side files beside them. The output gets its name
     when it is complete and, unless `verify=False`, decoded and compared. `layout` is how BF16
-    tensors are stored: `tile` (the default); `smallest`, which is `tile` except where the four
-    lowest bits of all weights are zero, as in BF16 that was FP8; `gap` (as in the paper) or `raw`.
+    tensors are stored: `tile` (the default), `gap` (as in the paper) or `raw`.
     `base`, a path or a name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors
     that are smaller so become their differences from it, and need it for decoding.
 

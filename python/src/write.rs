@@ -22,10 +22,9 @@ fn layout_of(py: Python<'_>, name: Option<&str>) -> PyResult<Layout> {
     match name {
         None => Ok(Layout::default()),
         Some("gap") => Ok(Layout::gap()),
-        Some("smallest") => Ok(Layout::Smallest),
         Some("tile") => Ok(Layout::Tile),
         Some("raw") => Ok(Layout::Raw),
-        Some(name) => Err(unknown_word(py, "the layout", name, "smallest, tile, gap or raw")),
+        Some(name) => Err(unknown_word(py, "the layout", name, "tile, gap or raw")),
     }
 }
 

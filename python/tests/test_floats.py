@@ -70,7 +70,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("floats")
     file, container = folder / "x.safetensors", folder / "x.df11"
     save_file(floats(), file)
-    df11.compress(file, container, progress=False, layout="smallest")
+    df11.compress(file, container, progress=False)
     return file, container
 
 
@@ -460,7 +460,7 @@ def was_fp8(root: Path) -> tuple[Path, Path]:
             if "layers.1.self_attn.q_proj" not in name:
                 value.copy_(as_fp8(value))
     model.save_pretrained(root / "bf16")
-    return root / "bf16", compressed(root / "bf16", root / "df11", layout="smallest")
+    return root / "bf16", compressed(root / "bf16", root / "df11")
 
 
 def test_bf16_that_was_fp8_stays_compressed(tmp_path: Path) -> None:

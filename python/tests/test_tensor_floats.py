@@ -62,7 +62,7 @@ def held(kind: int) -> Tensors:
     folder = Path(_FOLDER.name) / str(kind)
     folder.mkdir()
     values = {name: plain(kind, name) for name in WEIGHTS}
-    return Tensors(container_of(values, folder, layout="smallest"))
+    return Tensors(container_of(values, folder))
 
 
 def compressed(kind: int, name: str, exact: bool = True) -> CompressedTensor:

@@ -53,7 +53,7 @@ def test_other_floats_are_decoded(tmp_path: Path, kind: torch.dtype) -> None:
 def test_bf16_that_was_fp8_stays_in_tiles(tmp_path: Path) -> None:
     gate = torch.randn(128, 512, generator=torch.Generator().manual_seed(5))
     values = {"gate": gate.to(torch.float8_e4m3fn).bfloat16(), "up": gate.bfloat16()}
-    tensors = Tensors(container_of(values, tmp_path, layout="smallest"))
+    tensors = Tensors(container_of(values, tmp_path))
     assert [tensors.stored(name).encoding for name in values] == ["float", "tile"]
     target, weight = parameter(256, 512)
     for at, name in enumerate(values):

@@ -108,7 +108,7 @@ def test_outputs_are_replaced_only_on_request(source: Path, tmp_path: Path) -> N
 
 def test_wrong_words_and_sources_are_told(container: Path, source: Path, tmp_path: Path) -> None:
     out, wrong = tmp_path / "out.df11", df11.ParameterError
-    layouts = "is not known; choose smallest, tile, gap or raw"
+    layouts = "is not known; choose tile, gap or raw"
     levels = "is not known; choose structure"
     for call, error, words in [
         (lambda: df11.compress(source, out, layout="zip"), wrong, f'layout "zip" {layouts}'),

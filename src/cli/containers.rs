@@ -188,10 +188,7 @@ pub(super) struct LayoutArgs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum LayoutName {
-    /// Tiles, but without the low mantissa bits that are zero in all weights of a tensor, as in
-    /// BF16 that was FP8
-    Smallest,
-    /// Tiles of 32 rows and 256 columns, each decoded alone; the fastest on GPUs
+    /// Tiles of 32 rows and 256 columns, each decoded alone; the smallest, and the fastest on GPUs
     Tile,
     /// One bitstream with a gap array, as in the DFloat11 paper
     Gap,
@@ -214,7 +211,6 @@ impl LayoutArgs {
         )?;
         Ok(match name {
             LayoutName::Gap => Layout::Gap(geometry),
-            LayoutName::Smallest => Layout::Smallest,
             LayoutName::Tile => Layout::Tile,
             LayoutName::Raw => Layout::Raw,
         })

@@ -179,7 +179,7 @@ impl<'a> Pass<'a> {
                 PieceWork::Exponents(_) => found.exponents = Some(Histogram::of(part).into()),
                 PieceWork::Whole => {
                     let SourceTensor { dtype, shape, .. } = self.tensor(piece);
-                    found.coding = coding::measure_whole(self.layout, (*dtype, shape), part)?;
+                    found.coding = coding::measure_whole((*dtype, shape), part)?;
                 }
                 PieceWork::Pairs => self.count_pairs(self.tensor(piece), part),
                 PieceWork::Differences => self.count_differences(piece, part)?,
@@ -249,7 +249,7 @@ impl<'a> Pass<'a> {
         let pairs = self.pairs.take(PairHistogram::merge);
         let read = |range, weights: &mut Vec<u8>| self.read_part(tensor, range, weights);
         let of = (tensor.dtype, &tensor.shape[..]);
-        coding::measure(self.layout, of, &pairs, read, observer)
+        coding::measure(of, &pairs, read, observer)
     }
 
     fn read_part(

@@ -20,7 +20,7 @@ use std::{
     },
 };
 
-use super::{options::Layout, spill::Spilled};
+use super::spill::Spilled;
 use crate::{
     Dtype, Result,
     constants::ARRAY_ALIGNMENT,
@@ -200,12 +200,9 @@ fn least_zeros(dtype: Dtype) -> FloatSplit {
 }
 
 /// How the weights that are counted are split.
-fn split(layout: Layout, dtype: Dtype, histogram: &PairHistogram) -> FloatSplit {
-    match dtype {
-        Dtype::BF16 if layout != Layout::Smallest => FloatSplit::BF16,
-        // `float` has no split for BF16 without zero bits.
-        _ => FloatSplit::choose(dtype, histogram.set_bits()).unwrap_or(FloatSplit::BF16),
-    }
+fn split(dtype: Dtype, histogram: &PairHistogram) -> FloatSplit {
+    // `float` has no split for BF16 without zero bits.
+    FloatSplit::choose(dtype, histogram.set_bits()).unwrap_or(FloatSplit::BF16)
 }
 
 /// The sizes of a tensor in tiles, as its encoding has them.
@@ -270,12 +267,8 @@ struct Measuring {
 
 impl Measuring {
     /// Makes the code of a tensor; `None` where coding makes it no smaller anyway.
-    fn new(
-        layout: Layout,
-        (dtype, shape): (Dtype, &[u64]),
-        histogram: &PairHistogram,
-    ) -> Result<Option<Self>> {
-        let (geometry, split) = (geometry(dtype, shape)?, split(layout, dtype, histogram));
+    fn new(dtype: Dtype, shape: &[u64], histogram: &PairHistogram) -> Result<Option<Self>> {
+        let (geometry, split) = (geometry(dtype, shape)?, split(dtype, histogram));
         let codebook = Codebook::from_histogram(histogram)?;
         let bits = codebook.expected_bits(histogram);
         let saved = dtype.bits() - u64::from(split.kept_bits());
@@ -310,14 +303,12 @@ impl Measuring {
 
 /// Counts and measures a tensor that is in memory, on this thread.
 pub(super) fn measure_whole(
-    layout: Layout,
     (dtype, shape): (Dtype, &[u64]),
     weights: &[u8],
 ) -> Result<Option<Coding>> {
     let mut histogram = PairHistogram::default();
     count(&mut histogram, dtype, weights);
-    let measuring = Measuring::new(layout, (dtype, shape), &histogram)?;
-    let Some(measuring) = measuring else { return Ok(None) };
+    let Some(measuring) = Measuring::new(dtype, shape, &histogram)? else { return Ok(None) };
     let mut bytes = vec![0; measuring.portion_count()];
     for (portion, bytes) in bytes.iter_mut().enumerate() {
         for (group, range) in groups(measuring.geometry, measuring.split, portion) {
@@ -330,13 +321,12 @@ pub(super) fn measure_whole(
 /// Measures a tensor of any size, on all threads, and tells the observer of all its bytes. `read`
 /// reads a range of them.
 pub(super) fn measure(
-    layout: Layout,
     (dtype, shape): (Dtype, &[u64]),
     histogram: &PairHistogram,
     read: impl Fn(Range<u64>, &mut Vec<u8>) -> Result<()> + Sync,
     observer: &dyn Observer,
 ) -> Result<Option<Coding>> {
-    let Some(measuring) = Measuring::new(layout, (dtype, shape), histogram)? else {
+    let Some(measuring) = Measuring::new(dtype, shape, histogram)? else {
         observer.advance(dtype.bytes(shape)?);
         return Ok(None);
     };

@@ -16,13 +16,11 @@ pub enum Layout {
     /// Huffman-coded exponents with a gap array (spec, section 6.3), if that is smaller than raw.
     Gap(GapGeometry),
     /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
-    /// smaller than `gap`, and faster on a GPU.
+    /// smaller than `gap`, and faster on a GPU. If the four lowest bits of all weights of a tensor
+    /// are zero, as in BF16 that was FP8 with scales that are powers of two, the tiles are those of
+    /// the encoding `float` (section 6.5), by which kernels multiply in the fast layout alone.
     #[default]
     Tile,
-    /// [`Layout::Tile`], but the encoding `float` (spec, section 6.5) for tensors in which the four
-    /// lowest bits of all weights are zero: BF16 that was FP8 with scales that are powers of two.
-    /// Its products are in the fast layout; as stored it is decoded.
-    Smallest,
     /// The original bytes.
     Raw,
 }
