@@ -25,6 +25,8 @@ from . import _cpu
 
 #: Module with vLLM's batch-invariant product; its own module has other names in other releases.
 _layers: Any = import_module("vllm.model_executor.layers.linear")
+#: Side of the blocks of weights that have a table of their own.
+BLOCK = 128
 #: Bytes of a key. Compiled code may rely on addresses that are multiples of this.
 _KEY_BYTES = 16
 
@@ -41,6 +43,8 @@ class _Held(NamedTuple):
     name: str
     #: Forgets the weight when the layer is gone.
     forget: weakref.finalize[..., nn.Module]
+    #: Which byte each byte of a block becomes after decoding (`_quantized`).
+    table: Tensor | None = None
 
 
 #: Weights by the addresses of their keys.
@@ -55,6 +59,11 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     forget.atexit = False
     _held[key.data_ptr()] = _Held(weight, key, padding, is_plain, weakref.ref(layer), name, forget)
     return key
+
+
+def translate(key: Tensor, table: Tensor | None) -> None:
+    """Makes `decode` translate the bytes of a weight by a table for each block."""
+    _held[key.data_ptr()] = _held[key.data_ptr()]._replace(table=table)
 
 
 def release(key: Tensor) -> None:
@@ -162,6 +171,31 @@ def grouped_linear(
     weight = _find(key).weight
     experts = weight.matrix_shape[0] // height
     return _experts.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
+
+
+@_ops.operator(
+    "decode(Tensor key, int rows, int columns, ScalarType dtype) -> Tensor",
+    lambda key, rows, columns, dtype: key.new_empty((rows, columns), dtype=dtype),
+    library,
+)
+def decode(key: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """A weight of a layer whose kernels are vLLM's, decoded: [rows, columns]."""
+    held = _find(key)
+    weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
+    if held.table is not None:
+        _translate(weight.view(torch.uint8), held.table)
+    return weight
+
+
+def _translate(weight: Tensor, table: Tensor) -> None:
+    if weight.is_cuda:
+        from . import _translation  # which needs Triton
+
+        _translation.translate(weight, table)
+        return
+    blocks = weight.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
+    found = table.gather(1, blocks.reshape(len(table), -1).long())
+    blocks.copy_(found.view(blocks.shape))
 
 
 _ops.operator(
