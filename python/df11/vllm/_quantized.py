@@ -29,6 +29,10 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
@@ -83,7 +87,11 @@ def _extract(call: Any, arguments: dict[str, Any]) -> Any:
     return tuple(dense(value) for value in call())
 
 
-class _Config:
+class _Config(QuantizationConfig):
+    """Comes before a class of vLLM's configs among the bases of another one, as the classes below
+    do before those of methods.
+    """
+
     df11: Options
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
@@ -138,9 +146,7 @@ def _decoded(layer: Any, name: str, view: _View) -> Tensor:
     return weight.t() if view.is_transposed else weight.view(view.shape)
 
 
-class _Method:
-    """Comes before a class of vLLM's methods among the bases of another one."""
-
+class _Method(QuantizeMethodBase):
     df11: Options
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
