@@ -26,6 +26,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     CompressedTensorsConfig,
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+from vllm.utils.deep_gemm import is_deep_gemm_supported
 from weights import container_of
 
 from df11._container import Tensors
@@ -56,7 +57,8 @@ class Kind(NamedTuple):
     quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     #: The backend of linear layers.
     backend: str = "auto"
-    has_experts: bool = False
+    #: That of experts, if there are some.
+    experts: str | None = None
 
 
 def in_blocks(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,10 +96,16 @@ def blocks() -> Any:
 
 KINDS = {"channels": Kind(channels, "weight_scale", in_rows)}
 GPU_KINDS = {
-    "blocks, CUTLASS": Kind(blocks, "weight_scale_inv", in_blocks, "cutlass", True),
+    "blocks, CUTLASS": Kind(blocks, "weight_scale_inv", in_blocks, "cutlass", "triton"),
     "blocks, Triton": Kind(blocks, "weight_scale_inv", in_blocks, "triton"),
-    "matrices": Kind(lambda: Fp8Config(True, "dynamic"), "weight_scale", as_whole, has_experts=True),
+    "matrices": Kind(
+        lambda: Fp8Config(True, "dynamic"), "weight_scale", as_whole, experts="triton"
+    ),
 }
+if is_deep_gemm_supported():
+    GPU_KINDS["blocks, DeepGEMM"] = Kind(
+        blocks, "weight_scale_inv", in_blocks, "deep_gemm", "deep_gemm"
+    )
 
 
 def checkpoint() -> dict[str, torch.Tensor]:
@@ -121,14 +129,16 @@ def check(device: torch.device, kinds: dict[str, Kind]) -> None:
         tensors = {each: pair[0] for each, pair in quantized.items()}
         tensors |= {f"{each}.scale": pair[1] for each, pair in quantized.items()}
         config = get_current_vllm_config()
-        config.model_config = SimpleNamespace(dtype=torch.bfloat16)  # which methods ask for it
+        told = SimpleNamespace(model_type="llama")
+        config.model_config = SimpleNamespace(dtype=torch.bfloat16, hf_text_config=told)
         config.kernel_config.linear_backend = kind.backend
+        config.kernel_config.moe_backend = kind.experts or "auto"
         with tempfile.TemporaryDirectory() as folder, torch.device("cpu"):
             held = Tensors(container_of(tensors, Path(folder)))
         sources = ({each: value.to(device) for each, value in tensors.items()}, Lazy(held))
         for layer in LAYERS:
             check_linear(layer, kind, sources, device, name)
-        if kind.has_experts:
+        if kind.experts:
             check_experts(kind, sources, device, name)
 
 
@@ -178,6 +188,7 @@ def check_linear(name: str, kind: Kind, sources: Any, device: torch.device, what
 def check_compiled(layer: Any, x: torch.Tensor, expected: torch.Tensor) -> None:
     """vLLM compiles models as one graph, without breaks."""
     is_off, torch._dynamo.config.disable = torch._dynamo.config.disable, False
+    torch._dynamo.reset()  # which else compiles the method for a few layers only
     try:
         run = torch.compile(layer.quant_method.apply, fullgraph=True, backend="aot_eager")
         assert torch.equal(run(layer, x), expected)

@@ -38,6 +38,7 @@ from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
 from .._dispatch import dense
+from .._plan import whole_bytes
 from .._tensor import CompressedTensor
 from .._wrapping import wrap_listed
 from ._cpu import EXPERTS
@@ -266,7 +267,7 @@ def log_weights(model: nn.Module) -> None:
     """Says how many FP8 weights are compressed, and how many are not although the container's are.
     """
     held, changed = [*_held(model)], [*_changed(model)]
-    whole = sum(weight.nbytes for weight in held)
+    whole = sum(map(whole_bytes, held))
     logger.info(
         "df11: %d FP8 weights are compressed, %s bytes of %s; each product decodes its own",
         *(len(held), f"{sum(weight._nbytes for weight in held):,}", f"{whole:,}"),
