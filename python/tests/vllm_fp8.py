@@ -79,15 +79,18 @@ def as_whole(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (value.float() / scale).to(FP8), scale
 
 
+_FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+#: A group of layers with a scale for each row.
+CHANNELS = {
+    "targets": ["Linear"],
+    "weights": {**_FLOAT, "strategy": "channel", "dynamic": False},
+    "input_activations": {**_FLOAT, "strategy": "token", "dynamic": True},
+}
+
+
 def channels() -> Any:
-    said = {"num_bits": 8, "type": "float", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**said, "strategy": "channel", "dynamic": False},
-        "input_activations": {**said, "strategy": "token", "dynamic": True},
-    }
     config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
-    return CompressedTensorsConfig.from_config({**config, "config_groups": {"group_0": group}})
+    return CompressedTensorsConfig.from_config({**config, "config_groups": {"group_0": CHANNELS}})
 
 
 def blocks() -> Any:
