@@ -30,11 +30,10 @@ from vllm.utils.deep_gemm import is_deep_gemm_supported
 from weights import container_of
 
 from df11._container import Tensors
-from df11._tensor import CompressedTensor
 from df11.vllm._deferred import Stored
 from df11.vllm._fill import fill
 from df11.vllm._layers import Options
-from df11.vllm._quantized import keep_compressed
+from df11.vllm._quantized import Shown, keep_compressed
 
 BLOCK, WIDTH, INNER, EXPERTS = 128, 512, 1024, 8
 ROWS = (1, 3, 9, 64)
@@ -180,12 +179,22 @@ def check_linear(name: str, kind: Kind, sources: Any, device: torch.device, what
         finish(layer, device)
     dense, layer = layers
     assert type(layer.quant_method).__name__ == type(dense.quant_method).__name__
-    assert isinstance(layer.weight, CompressedTensor), (what, name, layer.df11_changed)
+    assert not layer.df11_changed, (what, name)
+    check_shown(layer.weight, dense.weight)
     for rows in ROWS:
-        x = torch.randn(rows, layer.weight.shape[1], dtype=torch.bfloat16)
+        x = torch.randn(rows, layer.weight_columns, dtype=torch.bfloat16)
         expected = dense.quant_method.apply(dense, x)
         assert torch.equal(layer.quant_method.apply(layer, x), expected), (what, name, rows)
     check_compiled(layer, x, expected)
+
+
+def check_shown(weight: Any, expected: Any) -> None:
+    """Code of vLLM that reads the weight finds its own."""
+    assert isinstance(weight, Shown)
+    for one in (weight.shape, weight.stride(), weight.dtype, weight.device):
+        assert one in (expected.shape, expected.stride(), expected.dtype, expected.device)
+    assert torch.equal(weight.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(weight.float(), expected.float())
 
 
 def check_compiled(layer: Any, x: torch.Tensor, expected: torch.Tensor) -> None:
@@ -220,7 +229,7 @@ def check_experts(kind: Kind, sources: Any, device: torch.device, what: str) -> 
     dense, layer = layers
     assert not layer.quant_method.supports_eplb
     for name in ("w13_weight", "w2_weight"):
-        assert isinstance(getattr(layer, name), CompressedTensor), (what, name)
+        check_shown(getattr(layer, name), getattr(dense, name))
     for rows in ROWS:
         x = torch.randn(rows, WIDTH, dtype=torch.bfloat16)
         weights, ids = torch.randn(rows, EXPERTS).float().softmax(-1).topk(2)

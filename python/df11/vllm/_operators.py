@@ -43,7 +43,9 @@ class _Held(NamedTuple):
     name: str
     #: Forgets the weight when the layer is gone.
     forget: weakref.finalize[..., nn.Module]
-    #: Which byte each byte of a block becomes after decoding (`_quantized`).
+    #: What the layer shows as its weight, if that is another tensor (`_quantized`).
+    shown: Tensor | None = None
+    #: Which byte each byte of a block becomes after decoding.
     table: Tensor | None = None
 
 
@@ -61,9 +63,15 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     return key
 
 
-def translate(key: Tensor, table: Tensor | None) -> None:
-    """Makes `decode` translate the bytes of a weight by a table for each block."""
-    _held[key.data_ptr()] = _held[key.data_ptr()]._replace(table=table)
+def replace(key: Tensor, shown: Tensor, table: Tensor | None) -> None:
+    """Makes a layer show another tensor as its weight, and `decode` translate the weight's bytes by
+    a table for each block.
+    """
+    _held[key.data_ptr()] = _held[key.data_ptr()]._replace(shown=shown, table=table)
+
+
+def weight_of(key: Tensor) -> CompressedTensor:
+    return _held[key.data_ptr()].weight
 
 
 def release(key: Tensor) -> None:
@@ -79,7 +87,8 @@ def _find(key: Tensor) -> _Held:
     """
     held = _held[key.data_ptr()]
     layer = held.layer()
-    if layer is not None and layer.__dict__.get(held.name) is not held.weight:
+    shown = held.weight if held.shown is None else held.shown
+    if layer is not None and layer.__dict__.get(held.name) is not shown:
         raise RuntimeError(
             f"df11: {held.name} of {type(layer).__name__} {getattr(layer, 'prefix', '')!r} was "
             "replaced after loading, but the engine multiplies by the compressed weight; to change "

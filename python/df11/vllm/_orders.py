@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -78,9 +77,7 @@ def _layers(model: nn.Module, tied: bool) -> Iterable[tuple[str, Any, Compressed
         weight = getattr(layer, "weight", None)
         looked_up = isinstance(layer, VocabParallelEmbedding)
         is_head = isinstance(layer, ParallelLMHead) or tied
-        # Weights in FP8 are multiplied by vLLM's kernels.
-        is_bf16 = isinstance(weight, CompressedTensor) and weight.dtype == torch.bfloat16
-        if is_bf16 and (is_head or not looked_up):
+        if isinstance(weight, CompressedTensor) and (is_head or not looked_up):
             yield path, layer, weight
 
 

@@ -16,12 +16,14 @@ after decoding. Weights that vLLM shuffles or pads stay uncompressed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import cache
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from vllm.logger import init_logger
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
@@ -37,11 +39,10 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.parameter import ModelWeightParameter
 from vllm.model_executor.utils import set_weight_attrs
 
-from .._dispatch import dense
+from .._dispatch import Compressed, dense
 from .._plan import whole_bytes
 from .._tensor import CompressedTensor
 from .._wrapping import wrap_listed
-from ._cpu import EXPERTS
 from ._deferred import Target
 from ._layers import (
     FP8,
@@ -52,10 +53,12 @@ from ._layers import (
     defer,
     finish,
 )
-from ._operators import BLOCK, release, translate
+from ._operators import BLOCK, release, replace, weight_of
 
 logger = init_logger("vllm.plugins.df11")
 
+#: Subclasses of vLLM's classes, by what is changed in them.
+_subclasses: dict[tuple[type, type], Any] = {}
 #: Quantization methods of vLLM whose FP8 weights stay compressed.
 METHODS = ("fp8", "compressed-tensors")
 #: Weights of which the tables of blocks are made at once; this takes 9 bytes for each.
@@ -78,10 +81,12 @@ def keep_compressed(config: Any) -> Options:
     return options
 
 
-@cache
-def _subclass(mixin: type, kind: type) -> type:
-    # vLLM compares names of classes.
-    return type(kind.__name__, (mixin, kind), {"__module__": __name__})
+def _subclass(mixin: type, kind: type) -> Any:
+    if (mixin, kind) not in _subclasses:
+        # vLLM compares names of classes.
+        made = type(kind.__name__, (mixin, kind), {"__module__": __name__})
+        _subclasses[mixin, kind] = made
+    return _subclasses[mixin, kind]
 
 
 def _extract(call: Any, arguments: dict[str, Any]) -> Any:
@@ -96,7 +101,7 @@ class _Config(QuantizationConfig):
     df11: Options
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        method = super().get_quant_method(layer, prefix)  # type: ignore[misc]
+        method: Any = super().get_quant_method(layer, prefix)  # type: ignore[safe-super]
         if isinstance(layer, GateLinear):
             return method
         if isinstance(layer, VocabParallelEmbedding) and method is None:
@@ -110,6 +115,33 @@ class _Config(QuantizationConfig):
                 return method
             method.__class__, method.df11 = _subclass(_Experts, type(method)), self.df11
         return method
+
+
+class Shown(Compressed):
+    """A weight that vLLM has processed, for code that reads it outside of products, such as that of
+    latent attention: it is decoded for each operator.
+    """
+
+    decode: Callable[[], Tensor]
+
+    @staticmethod
+    def __new__(cls, like: Tensor, decode: Callable[[], Tensor]) -> Shown:
+        lies: Any = {"strides": like.stride(), "dtype": like.dtype, "device": like.device}
+        made: Shown = torch.Tensor._make_wrapper_subclass(cls, like.shape, **lies)
+        made.decode = decode
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Shown, lambda each: each.decode(), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Shown(shape={tuple(self.shape)}, {self.dtype})"
 
 
 class _View(NamedTuple):
@@ -151,7 +183,7 @@ class _Method(QuantizeMethodBase):
     df11: Options
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        super().create_weights(layer, *args, **kwargs)  # type: ignore[misc]
+        super().create_weights(layer, *args, **kwargs)  # type: ignore[safe-super]
         for name in NAMES:
             if (told := _attributes(layer, weight := layer._parameters.get(name))) is not None:
                 # The weight's memory serves the next layer.
@@ -166,7 +198,7 @@ class _Method(QuantizeMethodBase):
         for name, weight in held.items():
             del layer.__dict__[name]
             layer.register_parameter(name, _parameter(weight.decode()))
-        super().process_weights_after_loading(layer)  # type: ignore[misc]
+        super().process_weights_after_loading(layer)
         layer.df11_views, layer.df11_changed = {}, []
         for name, weight in held.items():
             _keep(layer, name, weight)
@@ -174,7 +206,7 @@ class _Method(QuantizeMethodBase):
 
 class _Linear(_Method):
     def apply(self, layer: Any, x: Any, bias: Tensor | None = None) -> Tensor:
-        return super().apply(_with_weights(layer), x, bias)  # type: ignore[misc, no-any-return]
+        return super().apply(_with_weights(layer), x, bias)  # type: ignore[safe-super]
 
 
 class _Experts(_Method):
@@ -184,7 +216,7 @@ class _Experts(_Method):
         return False
 
     def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().apply(_with_weights(layer), *args, **kwargs)  # type: ignore[misc]
+        return super().apply(_with_weights(layer), *args, **kwargs)  # type: ignore[safe-super]
 
     def apply_monolithic(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         return super().apply_monolithic(_with_weights(layer), *args, **kwargs)  # type: ignore[misc]
@@ -214,12 +246,12 @@ def _keep(layer: Any, name: str, weight: CompressedTensor) -> None:
     made, key = layer._parameters.get(name), getattr(layer, f"{name}_key")
     view = None if made is None else _view(made, weight)
     if view is not None:
-        layout = made.t() if view.is_transposed else made
-        table = _table(weight.decode(), layout)
-        translate(key, table)
+        table = _table(weight.decode(), made.t() if view.is_transposed else made)
+        decode = partial(_decoded, weakref.proxy(layer), name, view)
+        shown = layer.__dict__[name] = Shown(made, decode)
+        replace(key, shown, table)
         del layer._parameters[name]
-        layer.__dict__[name] = weight
-        if torch.equal(_bytes(_decoded(layer, name, view)), _bytes(made)):
+        if torch.equal(_bytes(decode()), _bytes(made)):
             layer.df11_views[name] = view
             return
         del layer.__dict__[name]
@@ -264,8 +296,7 @@ def _in_blocks(matrix: Tensor) -> Tensor:
 
 
 def log_weights(model: nn.Module) -> None:
-    """Says how many FP8 weights are compressed, and how many are not although the container's are.
-    """
+    """Says how many FP8 weights are compressed, and how many vLLM has replaced."""
     held, changed = [*_held(model)], [*_changed(model)]
     whole = sum(map(whole_bytes, held))
     logger.info(
@@ -286,7 +317,9 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _held(model: nn.Module) -> Iterable[CompressedTensor]:
-    return (getattr(layer, name) for _, layer in _layers(model) for name in layer.df11_views)
+    for _, layer in _layers(model):
+        for name in layer.df11_views:
+            yield weight_of(getattr(layer, f"{name}_key"))
 
 
 def _changed(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
