@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -26,6 +28,9 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     CompressedTensorsConfig,
 )
 from vllm.model_executor.layers.quantization.fp8 import Fp8Config
+from vllm.model_executor.layers.quantization.utils.fp8_utils import (
+    requant_weight_ue8m0_inplace,
+)
 from vllm.utils.deep_gemm import is_deep_gemm_supported
 from weights import container_of
 
@@ -142,6 +147,8 @@ def check(device: torch.device, kinds: dict[str, Kind]) -> None:
             check_linear(layer, kind, sources, device, name)
         if kind.experts:
             check_experts(kind, sources, device, name)
+        if name == "channels":
+            check_changed(kind, sources[1], device)
 
 
 class Lazy:
@@ -186,6 +193,40 @@ def check_linear(name: str, kind: Kind, sources: Any, device: torch.device, what
         expected = dense.quant_method.apply(dense, x)
         assert torch.equal(layer.quant_method.apply(layer, x), expected), (what, name, rows)
     check_compiled(layer, x, expected)
+
+
+def check_changed(kind: Kind, source: Any, device: torch.device) -> None:
+    """Weights that vLLM requantizes block by block stay compressed, and shuffled ones do not."""
+    made: list[torch.Tensor] = []
+
+    def process(layer: Any, is_shuffled: bool) -> None:
+        weight = layer.weight.data
+        rows, columns = (side // BLOCK for side in weight.shape)
+        requant_weight_ue8m0_inplace(weight, torch.rand(rows, columns) + 0.5)
+        if is_shuffled:
+            layer.weight = torch.nn.Parameter(weight.flip(0), requires_grad=False)
+        made.append(layer.weight.data.clone())
+        dense.append(weakref.ref(layer.weight))
+
+    for is_shuffled in (False, True):
+        dense: list[Any] = []
+        config = kind.config()
+        keep_compressed(config)
+        layer = ColumnParallelLinear(WIDTH, INNER, bias=False, quant_config=config)
+        for parameter, value in (("weight", "gate"), (kind.scale_name, "gate.scale")):
+            weight = getattr(layer, parameter)
+            weight.weight_loader(weight, source[value])
+        del weight
+        layer.scheme.process_weights_after_loading = partial(process, is_shuffled=is_shuffled)
+        finish(layer, device)
+        expected, (parameter_of_vllm,) = made.pop(), dense
+        assert layer.df11_changed == ["weight"] * is_shuffled
+        assert (parameter_of_vllm() is None) != is_shuffled
+        if is_shuffled:
+            assert layer.weight_key is None and not layer.df11_views
+            assert torch.equal(layer.weight.view(torch.uint8), expected.view(torch.uint8))
+        else:
+            check_shown(layer.weight, expected)
 
 
 def check_shown(weight: Any, expected: Any) -> None:

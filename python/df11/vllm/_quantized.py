@@ -63,7 +63,7 @@ _subclasses: dict[tuple[type, type], Any] = {}
 METHODS = ("fp8", "compressed-tensors")
 #: Weights of which the tables of blocks are made at once; this takes 9 bytes for each.
 _AT_ONCE = 1 << 24
-_WARM_UP = "vllm.model_executor.warmup.deep_gemm_warmup:_extract_data_from"
+_WARM_UP = "vllm.model_executor.warmup.deep_gemm_warmup:_deepgemm"
 
 
 def keep_compressed(config: Any) -> Options:
@@ -74,9 +74,9 @@ def keep_compressed(config: Any) -> Options:
         config.__class__ = _subclass(_Config, type(config))
         config.df11 = Options()
     if torch.cuda.is_available():
-        # DeepGEMM compiles its kernels by products that take the memory of weights.
-        kinds = ("linear_base", "fused_moe")
-        wrap_listed({f"{_WARM_UP}_{kind}_module": _extract for kind in kinds})
+        # vLLM makes DeepGEMM compile its kernels by products, outside of those of layers.
+        kinds = ("fp8_gemm_nt", "grouped_fp8_gemm_nt_contiguous")
+        wrap_listed({f"{_WARM_UP}_{kind}_warmup": _with_decoded for kind in kinds})
     options: Options = config.df11
     return options
 
@@ -89,8 +89,8 @@ def _subclass(mixin: type, kind: type) -> Any:
     return _subclasses[mixin, kind]
 
 
-def _extract(call: Any, arguments: dict[str, Any]) -> Any:
-    return tuple(dense(value) for value in call())
+def _with_decoded(call: Any, arguments: dict[str, Any]) -> Any:
+    return call.func(**{name: dense(value) for name, value in arguments.items()})
 
 
 class _Config(QuantizationConfig):
