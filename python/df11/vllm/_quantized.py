@@ -296,8 +296,10 @@ def _in_blocks(matrix: Tensor) -> Tensor:
 
 
 def log_weights(model: nn.Module) -> None:
-    """Says how many FP8 weights are compressed, and how many vLLM has replaced."""
-    held, changed = [*_held(model)], [*_changed(model)]
+    """Says how many FP8 weights are compressed, and how many are not."""
+    held, changed = [*_held(model)], dict(_changed(model))
+    parameters = model.named_parameters()
+    others = [one for name, one in parameters if one.dtype in FP8 and name not in changed]
     whole = sum(map(whole_bytes, held))
     logger.info(
         "df11: %d FP8 weights are compressed, %s bytes of %s; each product decodes its own",
@@ -308,8 +310,18 @@ def log_weights(model: nn.Module) -> None:
             "df11: %d FP8 weights stay uncompressed, %s bytes, because vLLM shuffles or pads them "
             "for its kernels (such as %s); --moe-backend triton and --linear-backend cutlass leave "
             "weights in place",
-            *(len(changed), f"{sum(value.nbytes for _, value in changed):,}", changed[0][0]),
+            *(len(changed), f"{_sum(changed.values()):,}", next(iter(changed))),
         )
+    if others:
+        logger.info(
+            "df11: %d other FP8 weights are uncompressed, %s bytes: they are small, stored so, or "
+            "of a layer that is loaded otherwise",
+            *(len(others), f"{_sum(others):,}"),
+        )
+
+
+def _sum(values: Iterable[Tensor]) -> int:
+    return sum(value.nbytes for value in values)
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
