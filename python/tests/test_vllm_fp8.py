@@ -21,7 +21,9 @@ import vllm_fp8
 from models import Folders
 from safetensors.torch import load_file, save_file
 from vllm.config.load import LoadConfig
+from vllm.model_executor.warmup import deep_gemm_warmup
 
+from df11.vllm import _quantized
 from df11.vllm._loader import Df11ModelLoader
 
 #: Serves two folders, one after the other, and prints tokens and the log-probability of each.
@@ -68,7 +70,6 @@ BLOCKS = {
     "modules_to_not_convert": ["lm_head", *(f"model.layers.{at}.mlp.gate" for at in range(2))],
 }
 GPU = torch.cuda.is_available()
-on_gpu = pytest.mark.skipif(not GPU, reason="vLLM shuffles such weights for CPUs")
 
 
 def checkpoint(folder: Path, kind: str) -> Path:
@@ -111,11 +112,11 @@ def serve(folders: list[Path], **options: Any) -> tuple[list[Any], str]:
 @pytest.mark.parametrize(
     ("kind", "is_eager"),
     [
-        ("channels", True),
-        pytest.param("blocks", True, marks=on_gpu),
-        pytest.param("blocks", False, marks=on_gpu),
-        pytest.param("mixture", True, marks=on_gpu),
-        pytest.param("mixture", False, marks=on_gpu),
+        pytest.param("channels", True, marks=pytest.mark.gpu if GPU else ()),
+        pytest.param("blocks", True, marks=pytest.mark.gpu),
+        pytest.param("blocks", False, marks=pytest.mark.gpu),
+        pytest.param("mixture", True, marks=pytest.mark.gpu),
+        pytest.param("mixture", False, marks=pytest.mark.gpu),
     ],
 )
 def test_tokens_and_probabilities_are_those_without_df11(
@@ -155,3 +156,18 @@ def test_other_methods_get_decoded_weights(
         logger.removeHandler(caplog.handler)
     assert "gptq gets decoded weights" in caplog.text
     assert "fp8 and compressed-tensors keep weights compressed" in caplog.text
+
+
+def test_deep_gemm_warms_up_with_decoded_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels take memory, which a compressed weight has none of."""
+    found: list[Any] = []
+    monkeypatch.setattr(deep_gemm_warmup, "fp8_gemm_nt", lambda _, pair, out: found.extend(pair))
+    monkeypatch.setattr(deep_gemm_warmup, "_get_fp8_gemm_nt_m_values", lambda *_: [1])
+    monkeypatch.setattr(
+        deep_gemm_warmup, "get_mk_alignment_for_contiguous_layout", lambda: [vllm_fp8.BLOCK] * 2
+    )
+    assert _quantized.wrap_warm_up()
+    weight = torch.randn(128, 128).to(vllm_fp8.FP8)
+    shown = _quantized.Shown(weight, lambda: weight)
+    deep_gemm_warmup._deepgemm_fp8_gemm_nt_warmup(shown, torch.ones(1, 1), 4, None)
+    assert found[0] is weight

@@ -74,11 +74,17 @@ def keep_compressed(config: Any) -> Options:
         config.__class__ = _subclass(_Config, type(config))
         config.df11 = Options()
     if torch.cuda.is_available():
-        # vLLM makes DeepGEMM compile its kernels by products, outside of those of layers.
-        kinds = ("fp8_gemm_nt", "grouped_fp8_gemm_nt_contiguous")
-        wrap_listed({f"{_WARM_UP}_{kind}_warmup": _with_decoded for kind in kinds})
+        wrap_warm_up()
     options: Options = config.df11
     return options
+
+
+def wrap_warm_up() -> bool:
+    """Makes DeepGEMM compile its kernels by products with decoded weights. Returns false, and does
+    nothing, if a release warms up otherwise.
+    """
+    kinds = ("fp8_gemm_nt", "grouped_fp8_gemm_nt_contiguous")
+    return wrap_listed({f"{_WARM_UP}_{kind}_warmup": _with_decoded for kind in kinds})
 
 
 def _subclass(mixin: type, kind: type) -> Any:
