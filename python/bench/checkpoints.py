@@ -1,4 +1,6 @@
-"""Geometries of models that people serve, and checkpoints of them: seeded weights, N(0, 0.02²)."""
+"""Geometries of models that people serve, and checkpoints of them: seeded weights, N(0, 0.02²), in
+BF16, or with linear layers in FP8 and a scale for each block.
+"""
 
 import json
 from collections.abc import Iterator
@@ -56,13 +58,24 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 INDEX = "model.safetensors.index.json"
 SHARDS = 8
 SCALE = 0.02
+BLOCK = 128
 
 
-def config_of(geometry: str, layers: int | None) -> dict[str, Any]:
-    """The config of a geometry, with another number of layers if one is given."""
+def config_of(geometry: str, layers: int | None, dtype: str = "bf16") -> dict[str, Any]:
+    """The config of a geometry, with another number of layers if one is given. `dtype`: "bf16" or
+    "fp8".
+    """
     config = dict(GEOMETRIES[geometry])
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     config["num_hidden_layers"] = layers or config["num_hidden_layers"]
+    if dtype == "fp8":
+        routers = [f"model.layers.{at}.mlp.gate" for at in range(config["num_hidden_layers"])]
+        config["quantization_config"] = {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [BLOCK, BLOCK],
+            "modules_to_not_convert": ["lm_head", *routers],
+        }
     return config
 
 
@@ -95,6 +108,15 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config["vocab_size"], width)
 
 
+def stored(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> dict[str, Any]:
+    """The tensors in which a file has a weight: for each name, dtype, shape and bytes."""
+    if not ("quantization_config" in config and name.endswith("_proj.weight")):
+        return {name: ("BF16", shape, 2 * torch.Size(shape).numel())}
+    blocks = tuple(-(-side // BLOCK) for side in shape)
+    scales = f"{name}_scale_inv", ("F32", blocks, 4 * torch.Size(blocks).numel())
+    return dict([(name, ("F8_E4M3", shape, torch.Size(shape).numel())), scales])
+
+
 def write(folder: Path, config: dict[str, Any], device: torch.device | str) -> None:
     """Writes a checkpoint: `config.json`, and weights in files of about the same size.
 
@@ -108,25 +130,33 @@ def write(folder: Path, config: dict[str, Any], device: torch.device | str) -> N
     for name, shape in sorted(shapes, key=lambda one: -torch.Size(one[1]).numel()):
         at = sizes.index(min(sizes))
         files[at][name] = shape
-        sizes[at] += 2 * torch.Size(shape).numel()
+        sizes[at] += sum(one[2] for one in stored(name, shape, config).values())
 
     def write_file(at: int) -> str:
         file, header, end = f"model-{at + 1:05}.safetensors", {}, 0
         for name, shape in files[at].items():
-            begin, end = end, end + 2 * torch.Size(shape).numel()
-            header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+            for each, (dtype, sides, size) in stored(name, shape, config).items():
+                begin, end = end, end + size
+                header[each] = {"dtype": dtype, "shape": sides, "data_offsets": [begin, end]}
         text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
         text += b" " * (-len(text) % 8)
         with (folder / file).open("wb") as out:
             out.write(len(text).to_bytes(8, "little") + text)
             for name, shape in files[at].items():
                 value = drawn(shape, 1.0 if "norm" in name else 0.0, seeds[name], device)
-                out.write(value.cpu().view(torch.uint8).numpy().data)
+                is_whole = len(stored(name, shape, config)) == 1
+                for one in [value] if is_whole else in_blocks(value):
+                    out.write(one.cpu().view(torch.uint8).numpy().data)
         return file
 
     with ThreadPoolExecutor(SHARDS) as threads:
         names = list(threads.map(write_file, range(SHARDS)))
-    places = {name: file for file, mine in zip(names, files, strict=True) for name in mine}
+    places = {
+        each: file
+        for file, mine in zip(names, files, strict=True)
+        for name, shape in mine.items()
+        for each in stored(name, shape, config)
+    }
     index = {"metadata": {"total_size": sum(sizes)}, "weight_map": places}
     (folder / INDEX).write_text(json.dumps(index))
 
@@ -137,3 +167,11 @@ def drawn(
     generator = torch.Generator(device).manual_seed(17 + seed)
     value = torch.empty(shape, device=device)
     return value.normal_(mean, SCALE, generator=generator).to(torch.bfloat16)
+
+
+def in_blocks(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """FP8 weights, and a scale for each block, with which the largest is the largest of FP8."""
+    blocks = value.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+    made = (blocks / scales).to(torch.float8_e4m3fn).view(value.shape)
+    return made, scales[:, 0, :, 0].contiguous()

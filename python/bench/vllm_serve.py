@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""vLLM with compressed weights beside BF16: tokens, time per token, throughput, start, memory.
+"""vLLM with compressed weights beside ordinary: tokens, time per token, throughput, start, memory.
 
     python bench/vllm_serve.py --out DIR                                  # Llama-3.1-8B geometry
     python bench/vllm_serve.py --geometry qwen3-30b-a3b --layers 8 --out DIR    # a mixture
     python bench/vllm_serve.py --gpus 2 --out DIR                         # tensor parallelism
     python bench/vllm_serve.py --memory 20 --length -1 --parts throughput --out DIR    # GB for vLLM
     python bench/vllm_serve.py --together 13 --out DIR                    # starts side by side
+    python bench/vllm_serve.py --dtype fp8 --kinds fp8,exact --out DIR    # FP8, a scale a block
 
 Weights are seeded (`checkpoints`), made once in --work. Each kind is an engine in a process of its
 own with time limits; all have the same flags. Rows of JSON go to DIR/results.jsonl, what vLLM says
@@ -24,7 +25,8 @@ GiB. Either way one alone is measured while others wait.
 A part that fails or runs out of time says so; earlier measurements count.
 
 A kind with `-invariant` at its end, such as `exact-fast-invariant`, runs with
-VLLM_BATCH_INVARIANT=1. Ratios are to `bf16`, of these kinds to `bf16-invariant`. Tokens of 64
+VLLM_BATCH_INVARIANT=1. Ratios are to `bf16`, of these kinds to `bf16-invariant`; with `--dtype fp8`
+to `fp8` and `fp8-invariant`. Tokens of 64
 requests at once depend on how many requests a step takes together. An engine in a process of its
 own takes those that have come; with VLLM_ENABLE_V1_MULTIPROCESSING=0 all have come.
 
@@ -55,9 +57,10 @@ import tools
 import torch
 from tools import numbers, words
 
-#: Options of each kind for --model-loader-extra-config; None: BF16.
+#: Options of each kind for --model-loader-extra-config; None: the checkpoint without df11.
 KINDS: dict[str, dict[str, str] | None] = {
     "bf16": None,
+    "fp8": None,
     "exact": {"mode": "exact", "residence": "stored"},
     "exact-fast": {"mode": "exact", "residence": "fast"},
     "stored": {"mode": "fused", "residence": "stored"},
@@ -97,6 +100,8 @@ def main() -> int:
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = tools.parser(__doc__, "--geometry", "--layers")
     parser.add_argument("--kinds", type=words, default=["bf16", "exact", "stored", "fast"])
+    parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16", help="of layers")
+    parser.add_argument("--eager", action="store_true", help="without compilation and CUDA graphs")
     parser.add_argument("--parts", type=words, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
     parser.add_argument("--memory", type=float, help="GB of a GPU that vLLM may use")
@@ -119,13 +124,13 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
-    return checkpoints.config_of(options.geometry, options.layers)
+    return checkpoints.config_of(options.geometry, options.layers, options.dtype)
 
 
 def folders(options: argparse.Namespace) -> tuple[Path, Path]:
-    """The checkpoint in BF16, and the compressed one."""
+    """The checkpoint, and the compressed one."""
     root = options.work / f"{options.geometry}-{config_of(options)['num_hidden_layers']}"
-    return root / "bf16", root / "df11"
+    return root / options.dtype, root / ("df11" if options.dtype == "bf16" else "df11-fp8")
 
 
 # ---- the driver ----
@@ -166,7 +171,7 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The common fields of rows."""
-    told = "geometry layers gpus memory together length graphs norms requests"
+    told = "geometry dtype layers gpus memory together length graphs eager norms requests"
     found = {name: getattr(options, name) for name in told.split()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -255,7 +260,7 @@ class Phase:
 
 def table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        wanted = "bf16" + INVARIANT * row["kind"].endswith(INVARIANT)
+        wanted = row["dtype"] + INVARIANT * row["kind"].endswith(INVARIANT)
         base = next((each for each in rows if each["kind"] == wanted), {})
         cells = [row["kind"].ljust(8)]
         if "alone" in row and "alone" in base:
@@ -285,33 +290,33 @@ def same(some: list[Any], others: list[Any]) -> str:
 
 def configure(options: argparse.Namespace) -> None:
     """Writes the config, which is all that warming up needs, unless it is there."""
-    bf16, _ = folders(options)
-    if (bf16 / "config.json").exists():
+    plain, _ = folders(options)
+    if (plain / "config.json").exists():
         return
-    bf16.mkdir(parents=True, exist_ok=True)
-    (bf16 / "config.json").write_text(json.dumps(config_of(options)))
+    plain.mkdir(parents=True, exist_ok=True)
+    (plain / "config.json").write_text(json.dumps(config_of(options)))
 
 
 def warm(options: argparse.Namespace) -> None:
     """Has vLLM look at the model's class, which it remembers."""
     from vllm.engine.arg_utils import EngineArgs
 
-    bf16, _ = folders(options)
-    EngineArgs(str(bf16), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
+    plain, _ = folders(options)
+    EngineArgs(str(plain), skip_tokenizer_init=True, dtype="bfloat16").create_model_config()
 
 
 def make(options: argparse.Namespace) -> None:
     import df11
 
     configure(options)
-    bf16, compressed = folders(options)
+    plain, compressed = folders(options)
     begin = time.perf_counter()
-    if not (bf16 / checkpoints.INDEX).exists():
+    if not (plain / checkpoints.INDEX).exists():
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        checkpoints.write(bf16, config_of(options), device)
+        checkpoints.write(plain, config_of(options), device)
     tell({"written_s": time.perf_counter() - begin})
     if not compressed.exists():
-        report = df11.compress(bf16, compressed, verify=False, progress=False)
+        report = df11.compress(plain, compressed, verify=False, progress=False)
         tell({"ratio": report.ratio, "source_bytes": report.source_bytes})
 
 
@@ -325,10 +330,10 @@ def serve(options: argparse.Namespace) -> None:
     kind = options.kinds[0]
     traces = options.work.resolve() / "traces" / kind
     kind = kind.removesuffix(INVARIANT)
-    bf16, compressed = folders(options)
+    plain, compressed = folders(options)
     begin = time.perf_counter()
     llm = LLM(
-        str(bf16 if kind in ("bf16", "online") else compressed),
+        str(compressed if KINDS[kind] and kind != "online" else plain),
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=options.length,
@@ -362,6 +367,8 @@ def engine_options(options: argparse.Namespace, kind: str, traces: Path) -> dict
     if options.together is not None:
         extra["kv_cache_memory_bytes"] = int(options.together * 2**30)
         extra["gpu_memory_utilization"] = 0.1  # which must be free at the start
+    if options.eager:
+        extra["enforce_eager"] = True
     if options.graphs is not None:
         extra["max_cudagraph_capture_size"] = options.graphs
     if options.gpus > 1:

@@ -53,6 +53,8 @@ transformers.utils.hub:cached_files
 
 vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai
 vllm.config:VllmConfig._uses_breakable_cudagraph_for_batch_invariance
+vllm.model_executor.warmup.deep_gemm_warmup:_deepgemm_fp8_gemm_nt_warmup
+vllm.model_executor.warmup.deep_gemm_warmup:_deepgemm_grouped_fp8_gemm_nt_contiguous_warmup
 vllm.v1.worker.gpu_worker:Worker.compute_weight_checksums
 vllm.v1.worker.gpu_worker:Worker.reset_weights
 """

@@ -41,13 +41,27 @@ def parameter(*shape: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32])
 def test_other_floats_are_decoded(tmp_path: Path, kind: torch.dtype) -> None:
-    """vLLM's layers hold BF16 alone: a weight in tiles of another float is cast like any other."""
+    """A weight in tiles of another float than the layer's is cast like any other."""
     values = torch.randn(128, 512, generator=torch.Generator().manual_seed(5)).to(kind)
     tensors = Tensors(container_of({"w": values}, tmp_path))
-    assert tensors.stored("w").tiles is not None and not source(tensors, "w").is_in_tiles
+    assert source(tensors, "w").is_in_tiles
     target, weight = parameter(128, 512)
     weight.data.copy_(source(tensors, "w"))
+    assert not any(isinstance(patch.values, Deferred) for patch in target.ordered())
     assert torch.equal(dense(target), values.bfloat16())
+
+
+def test_fp8_stays_in_tiles_of_an_fp8_layer(tmp_path: Path) -> None:
+    values = torch.randn(256, 512, generator=torch.Generator().manual_seed(5))
+    values = values.to(torch.float8_e4m3fn)
+    tensors = Tensors(container_of({"w": values}, tmp_path))
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        target = Target((128, 512), dtype, CPU)
+        target.tensor().copy_(source(tensors, "w")[128:])
+        (patch,) = target.ordered()
+        assert isinstance(patch.values, Deferred) == (dtype == values.dtype)
+        found = patch.values.decode() if isinstance(patch.values, Deferred) else patch.values
+        assert found.dtype == dtype and torch.equal(found.float(), values[128:].float())
 
 
 def test_bf16_that_was_fp8_stays_in_tiles(tmp_path: Path) -> None:

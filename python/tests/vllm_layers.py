@@ -62,7 +62,7 @@ def checkpoint() -> dict[str, Any]:
 
 CASES = (
     *("linear", "replaced", "small", "vocabulary", "tied", "experts", "missing", "routers"),
-    "dense",
+    *("dense", "fp8"),
 )
 #: Run on a GPU alone.
 GPU_CASES = ("fused", "apart", "orders", "graph")
@@ -377,6 +377,14 @@ def check_dense(container: Any, values: dict[str, Any], world: int) -> None:
         assert torch.equal(layer.weight, dense.weight)
     ids = torch.arange(20)
     assert torch.equal(layer(ids), values["vocabulary"][ids])
+
+
+def check_fp8(container: Any, values: dict[str, Any], world: int) -> None:
+    """Weights in FP8 stay compressed, and vLLM's own kernels multiply by decoded ones."""
+    import vllm_fp8  # whose imports are those of quantized models
+
+    kinds = vllm_fp8.GPU_KINDS if DEVICE.type == "cuda" else {}
+    vllm_fp8.check(DEVICE, vllm_fp8.KINDS | kinds)
 
 
 def check_fused(container: Any, values: dict[str, Any], world: int) -> None:

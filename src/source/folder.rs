@@ -348,8 +348,8 @@ fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     let outcome = match method {
         Some("df11") => return Ok(None),
         Some("fp8" | "compressed-tensors") => {
-            "transformers loads such a folder by that quantization's own code, and weights that \
-            it leaves in FP8 stay compressed in memory; vLLM does not load it"
+            "transformers and vLLM load such a folder by that quantization's own code, and weights \
+            that it leaves in FP8 stay compressed in memory"
         }
         Some(_) if config.get("_class_name").is_none() => {
             "transformers loads such a folder by that quantization's own code, and decodes all \

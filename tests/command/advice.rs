@@ -93,7 +93,7 @@ fn a_config_with_another_quantization_is_told_at_once() {
     let null = r#"{"model_type":"llama","quantization_config":null}"#;
     let image = r#"{"_class_name":"Flux","quantization_config":{"quant_method":"torchao"}}"#;
     for (config, part, outcome) in [
-        (fp8, "(fp8)", "stay compressed in memory; vLLM does not load it"),
+        (fp8, "(fp8)", "transformers and vLLM load such a folder"),
         (packed, "(mxfp4)", "decodes all weights meanwhile; vLLM does not load it"),
         (null, "(without a method)", "transformers will not load the compressed weights"),
         (image, "(torchao)", "diffusers will not load the compressed weights"),

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from .._arrays import known_dtype_of
 from .._container import Tensors
-from .._matrices import DTYPES, view_of
+from .._matrices import view_of
 from .._tensor import CompressedTensor
 
 _aten = torch.ops.aten
@@ -63,10 +63,9 @@ class Stored(Backing):
 
     @property
     def is_in_tiles(self) -> bool:
-        """Whether it is in tiles of BF16. Other floats are decoded."""
+        """Whether it is in tiles."""
         tiles = self.stored.tiles if len(self.shape) > 1 else None
-        kind = None if tiles is None else (DTYPES[tiles.kind], tiles.columns)
-        return kind == (torch.bfloat16, self.columns)
+        return tiles is not None and tiles.columns == self.columns
 
     def compressed(self) -> CompressedTensor:
         """The whole tensor, if it is in tiles."""
@@ -106,7 +105,8 @@ class Target(Backing):
         if not view.numel():
             return
         values = values.expand(view.shape)
-        if not (isinstance(values, Deferred) and values.is_in_tiles):
+        is_same = values.dtype == self.dtype
+        if not (isinstance(values, Deferred) and values.is_in_tiles and is_same):
             dense = values.decode() if isinstance(values, Deferred) else values
             values = dense.to(self.dtype)
         self._add(self._patches(view, values))

@@ -28,6 +28,7 @@ from .._progress import Bar
 from .._tensor import CompressedTensor
 from ._deferred import Deferred, Stored, Target, lacking
 from ._layers import (
+    FP8,
     NAMES,
     Df11EmbeddingMethod,
     Df11LinearMethod,
@@ -131,13 +132,17 @@ def _find(target: Target, layers: _Layers, device: torch.device, exact: bool) ->
     if len(windows) < len(patches) or any(p.columns != target.columns for p in patches):
         return None
     sources = [window.backing for window in windows if isinstance(window.backing, Stored)]
-    if len({id(source.tensors) for source in sources}) != 1 or target.dtype != torch.bfloat16:
+    is_bf16, is_fp8 = target.dtype == torch.bfloat16, target.dtype in FP8
+    is_known = is_bf16 or (is_fp8 and rows == target.rows)
+    if len({id(source.tensors) for source in sources}) != 1 or not is_known:
         return None
     tensors = sources[0].tensors
     value = _stacked(windows, target.shape if rows == target.rows else (rows, target.columns))
     names = list(dict.fromkeys(source.name for source in sources))
     tiled = _Tiled(name, value, names, target=target, layers=layers, tensors=tensors)
     tiled.reason = why_ordinary(tiled, tensors.container, False, on_gpu)
+    if is_fp8:
+        return tiled  # to be decoded, which works for any window
     is_mixture = len(target.shape) > 2
     if not all(part.is_aligned for part in value.parts):
         because = f"a slice is no multiple of {TILE_ROWS} rows, {TILE_COLUMNS} columns"
@@ -193,14 +198,18 @@ def _load(
             some = [each for each in block if (each.repacked_because is not None) == is_repacked]
             key = id(block[0].tensors), actual
             _, mine = jobs.setdefault(key, (block[0].tensors, []))
-            mine.append(WeightBlock([*some], device, actual))
+            # The arrays of a block share their memory, and vLLM may replace an FP8 weight.
+            apart = [each for each in some if each.target.dtype in FP8]
+            together = [each for each in some if each not in apart]
+            mine += [WeightBlock([*them], device, actual) for them in (together, *zip(apart))]
     for tensors, mine in jobs.values():
         for weight, value in bring(tensors, mine, options.exact, bar):
             assert isinstance(weight, _Tiled)
             target = weight.target
             if weight.reason is not None:
                 dense = value.view(-1, target.columns)
-                dense = nn.functional.pad(dense, (0, 0, 0, target.rows - dense.shape[0]))
+                if padding := target.rows - dense.shape[0]:
+                    dense = nn.functional.pad(dense, (0, 0, 0, padding))
                 value = dense.view(target.shape).to(device)
             for _, layer, name in weight.layers:
                 give(layer, name, value, target)
@@ -215,6 +224,6 @@ def _log(blocks: list[list[_Tiled]], residences: list[Residence], read: int) -> 
         if weight.repacked_because is not None:
             reasons[f"repacked into the fast layout: {weight.repacked_because}"] += 1
         if weight.reason is not None:
-            reasons[f"BF16: {weight.reason}"] += 1
+            reasons[f"uncompressed: {weight.reason}"] += 1
     for reason, count in reasons.items():
         logger.info("df11: %d weights %s", count, reason)

@@ -27,6 +27,8 @@ from ._operators import hold, release
 logger = init_logger("vllm.plugins.df11")
 
 NAMES = ("weight", *EXPERTS)
+#: Dtypes of weights that stay compressed for vLLM's own kernels (`_quantized`).
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Options:
@@ -119,7 +121,8 @@ def pack(target: Target, because: str | None = None) -> None:
     if value is None:
         value = _rows(target, patches, 0, target.rows).view(target.shape)
         because = because or "it is small, on the CPU, or has too many exceptions"
-        logger.info_once("df11: a weight of shape %s stays BF16: %s", target.shape, because)
+        dtype = "BF16" if target.dtype == torch.bfloat16 else str(target.dtype)
+        logger.info_once("df11: a weight of shape %s stays %s: %s", target.shape, dtype, because)
     target.value = value
 
 

@@ -31,7 +31,7 @@ from .._load import OPTIONS
 from .._workspaces import share_between_captures
 from ._config import NAME, Df11Config
 from ._files import containers_of, expect, has_head, weights_of
-from ._layers import NAMES
+from ._layers import NAMES, Options
 from ._orders import find_orders
 
 logger = init_logger("vllm.plugins.df11")
@@ -74,46 +74,70 @@ class Df11ModelLoader(DefaultModelLoader):
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
         expect(model_config)
-        config = vllm_config.quant_config
-        if isinstance(config, Df11Config):
-            config.choose(self.options)
-            _refuse(vllm_config, config)
-            log_newer()
-            # It imports much of vLLM.
-            from ._workers import guard, refuse_in_service, watch_steps
-
-            watch_steps()
-            refuse_in_service()
-            if torch.cuda.is_available():
-                _ops.TEMPORARY_BYTES = _DECODED_BYTES
-                share_between_captures()
-                let_launches_begin_early(vllm_config, df11.devices())
-            if folder := self._containers(model_config.model, model_config.revision, None):
-                tie_as_stored(model_config, folder)
-        elif self.options:
-            raise ValueError(
-                f"--model-loader-extra-config names {', '.join(self.options)}, which are options "
-                "of df11; add --quantization df11, or serve a folder that df11 compress made"
-            )
         self._vllm_config = vllm_config
+        if (options := self._adopt(vllm_config.quant_config, model_config)) is None:
+            if self.options:
+                raise ValueError(
+                    f"--model-loader-extra-config names {', '.join(self.options)}, which are "
+                    "options of df11; add --quantization df11, or serve a folder that df11 "
+                    "compress made"
+                )
+            return super().load_model(vllm_config, model_config, prefix)
+        options.choose(self.options)
+        _refuse(vllm_config, options)
+        log_newer()
+        # They import much of vLLM.
+        from ._quantized import log_weights
+        from ._workers import guard, refuse_in_service, watch_steps
+
+        watch_steps()
+        refuse_in_service()
+        is_fp8 = not isinstance(options, Df11Config)
+        if torch.cuda.is_available():
+            _ops.TEMPORARY_BYTES = _DECODED_BYTES
+            share_between_captures()
+            if not is_fp8:  # whose kernels are vLLM's
+                let_launches_begin_early(vllm_config, df11.devices())
+        if folder := self._containers(model_config.model, model_config.revision, None):
+            tie_as_stored(model_config, folder)
         model = super().load_model(vllm_config, model_config, prefix)
-        if isinstance(config, Df11Config):
-            if config.exact and torch.cuda.is_available():
-                with torch.inference_mode(False):
-                    find_orders(model, vllm_config)
-                torch.cuda.empty_cache()
-            extend_graph_key(model, vllm_config)
-            guard(model)
+        if is_fp8:
+            log_weights(model)
+        if options.exact and torch.cuda.is_available():
+            with torch.inference_mode(False):
+                find_orders(model, vllm_config)
+            torch.cuda.empty_cache()
+        extend_graph_key(model, vllm_config)
+        guard(model)
         return model
+
+    def _adopt(self, config: Any, model_config: ModelConfig) -> Options | None:
+        """The options for a model with this quantization config, if weights stay compressed. Makes
+        a config of vLLM keep FP8 weights compressed if they are in containers.
+        """
+        if config is None or isinstance(config, Df11Config):
+            return config
+        if self._containers(model_config.model, model_config.revision, None) is None:
+            return None
+        from ._quantized import METHODS, keep_compressed  # which imports much of vLLM
+
+        if config.get_name() in METHODS:
+            return keep_compressed(config)
+        logger.warning(
+            "df11: vLLM's method %s gets decoded weights, which take as much memory as without "
+            "df11; %s keep weights compressed",
+            *(config.get_name(), " and ".join(METHODS)),
+        )
+        return None
 
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         self.counter_before_loading_weights = begin = time.perf_counter()
-        config = self._config
-        if config is not None and self.enable_weights_track is None:
+        options = self._options
+        if options is not None and self.enable_weights_track is None:
             # By default vLLM checks BF16 models and no quantized ones.
             self.enable_weights_track = True
         super().load_weights(model, model_config)
-        if config is None:
+        if options is None:
             return
         from ._fill import fill
 
@@ -123,19 +147,19 @@ class Df11ModelLoader(DefaultModelLoader):
             share = self._vllm_config.cache_config.gpu_memory_utilization
             memory = int(share * torch.cuda.get_device_properties(device).total_memory)
         with torch.inference_mode(False):
-            fill(model, config, device, memory)
+            fill(model, options, device, memory)
         logger.info("df11: weights are loaded, after %.2f seconds", time.perf_counter() - begin)
 
     @property
-    def _config(self) -> Df11Config | None:
+    def _options(self) -> Options | None:
         config = getattr(self._vllm_config, "quant_config", None)
-        return config if isinstance(config, Df11Config) else None
+        return config if isinstance(config, Options) else getattr(config, "df11", None)
 
     def track_weights_loading(
         self, model: nn.Module, loaded_weights: set[str] | None, **others: Any
     ) -> None:
         """vLLM's check; in compressed models it also checks recorded weights and biases."""
-        if self._config is None:
+        if self._options is None:
             super().track_weights_loading(model, loaded_weights, **others)
             return
         from ._fill import check_loaded
@@ -194,8 +218,9 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
 
 def extend_graph_key(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Adds the names of ordinary weights to the key of vLLM's cache of compiled graphs, and on a
-    CPU whether experts are exact. Graphs depend on a container, and on options, in nothing else;
-    which weights are ordinary depends on sizes and is in no config.
+    CPU whether experts are exact; and whether weights in FP8 are compressed, which no name of a
+    method says. Graphs depend on a container, and on options, in nothing else; which weights are
+    ordinary depends on sizes and is in no config.
     """
     names = [
         path
@@ -205,24 +230,26 @@ def extend_graph_key(model: nn.Module, vllm_config: VllmConfig) -> None:
     ]
     methods = [getattr(module, "quant_method", None) for module in model.modules()]
     is_exact = any(getattr(method, "on_cpu", None) is not None for method in methods)
-    for what, value in (("ordinary weights", names), ("exact experts", is_exact)):
+    has_fp8 = any(getattr(module, "df11_views", None) for module in model.modules())
+    told = {"ordinary weights": names, "exact experts": is_exact, "FP8": has_fp8}
+    for what, value in told.items():
         if value and isinstance(vllm_config.additional_config, dict):
             vllm_config.additional_config[f"df11 {what}"] = value
 
 
-def _refuse(vllm_config: VllmConfig, config: Df11Config) -> None:
+def _refuse(vllm_config: VllmConfig, options: Options) -> None:
     offload = vllm_config.offload_config
     if offload.uva.cpu_offload_gb or offload.prefetch.offload_group_size:
         raise ValueError(
             "df11 weights cannot be offloaded; leave out --cpu-offload-gb and --offload-group-size"
         )
-    if envs.VLLM_BATCH_INVARIANT and config.mode != "exact":
+    if envs.VLLM_BATCH_INVARIANT and options.mode != "exact":
         raise ValueError(
             "VLLM_BATCH_INVARIANT needs exact products; add --model-loader-extra-config "
             """'{"mode": "exact"}'"""
         )
     backend = getattr(vllm_config.kernel_config, "linear_backend", "auto")
-    if config.exact and backend in getattr(utils, "_FLASHINFER_BF16_BACKENDS", ()):
+    if options.exact and backend in getattr(utils, "_FLASHINFER_BF16_BACKENDS", ()):
         raise ValueError(
             f"df11 gives the bits of vLLM's default products; leave out --linear-backend {backend}"
         )

@@ -25,6 +25,8 @@ from . import _cpu
 
 #: Module with vLLM's batch-invariant product; its own module has other names in other releases.
 _layers: Any = import_module("vllm.model_executor.layers.linear")
+#: Side of the blocks of weights that have a table of their own.
+BLOCK = 128
 #: Bytes of a key. Compiled code may rely on addresses that are multiples of this.
 _KEY_BYTES = 16
 
@@ -41,6 +43,10 @@ class _Held(NamedTuple):
     name: str
     #: Forgets the weight when the layer is gone.
     forget: weakref.finalize[..., nn.Module]
+    #: What the layer shows as its weight, if that is another tensor (`_quantized`).
+    shown: Tensor | None = None
+    #: Which byte each byte of a block becomes after decoding.
+    table: Tensor | None = None
 
 
 #: Weights by the addresses of their keys.
@@ -57,6 +63,17 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     return key
 
 
+def replace(key: Tensor, shown: Tensor, table: Tensor | None) -> None:
+    """Makes a layer show another tensor as its weight, and `decode` translate the weight's bytes by
+    a table for each block.
+    """
+    _held[key.data_ptr()] = _held[key.data_ptr()]._replace(shown=shown, table=table)
+
+
+def weight_of(key: Tensor) -> CompressedTensor:
+    return _held[key.data_ptr()].weight
+
+
 def release(key: Tensor) -> None:
     """Lets go of a layer's weight, which no operator may name any more. Another key may get the
     address.
@@ -70,7 +87,8 @@ def _find(key: Tensor) -> _Held:
     """
     held = _held[key.data_ptr()]
     layer = held.layer()
-    if layer is not None and layer.__dict__.get(held.name) is not held.weight:
+    shown = held.weight if held.shown is None else held.shown
+    if layer is not None and layer.__dict__.get(held.name) is not shown:
         raise RuntimeError(
             f"df11: {held.name} of {type(layer).__name__} {getattr(layer, 'prefix', '')!r} was "
             "replaced after loading, but the engine multiplies by the compressed weight; to change "
@@ -162,6 +180,31 @@ def grouped_linear(
     weight = _find(key).weight
     experts = weight.matrix_shape[0] // height
     return _experts.grouped_linear(x, offsets, rows, weight._arrays, weight.flat_parts, experts)
+
+
+@_ops.operator(
+    "decode(Tensor key, int rows, int columns, ScalarType dtype) -> Tensor",
+    lambda key, rows, columns, dtype: key.new_empty((rows, columns), dtype=dtype),
+    library,
+)
+def decode(key: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """A weight of a layer whose kernels are vLLM's, decoded: [rows, columns]."""
+    held = _find(key)
+    weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
+    if held.table is not None:
+        _translate(weight.view(torch.uint8), held.table)
+    return weight
+
+
+def _translate(weight: Tensor, table: Tensor) -> None:
+    if weight.is_cuda:
+        from . import _translation  # which needs Triton
+
+        _translation.translate(weight, table)
+        return
+    blocks = weight.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
+    found = table.gather(1, blocks.reshape(len(table), -1).long())
+    blocks.copy_(found.view(blocks.shape))
 
 
 _ops.operator(

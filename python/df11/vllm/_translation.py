@@ -1,0 +1,30 @@
+"""Translates the bytes of weights on a GPU by a table for each block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ._operators import BLOCK
+
+
+@triton.jit
+def _translate(weight: Any, table: Any, columns: Any, side: tl.constexpr) -> None:
+    strip, band = tl.program_id(0), tl.program_id(1)
+    rows, inner = strip * side + tl.arange(0, side), band * side + tl.arange(0, side)
+    places = weight + rows[:, None].to(tl.int64) * columns + inner[None, :]
+    block = (strip * tl.num_programs(1) + band).to(tl.int64)
+    bytes_ = tl.load(places).to(tl.int32)
+    tl.store(places, tl.load(table + block * 256 + bytes_))
+
+
+def translate(weight: Tensor, table: Tensor) -> None:
+    """Replaces each byte of a matrix, in place. `table`: 256 bytes for each block, by rows of
+    blocks.
+    """
+    rows, columns = weight.shape
+    grid = rows // BLOCK, columns // BLOCK
+    _translate[grid](weight, table, columns, side=BLOCK, num_warps=8)
