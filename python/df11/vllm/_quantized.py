@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,8 @@ class _Config(QuantizationConfig):
     df11: Options
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        method: Any = super().get_quant_method(layer, prefix)  # type: ignore[safe-super]
+        vllm: Any = super()
+        method = vllm.get_quant_method(layer, prefix)
         if isinstance(layer, GateLinear):
             return method
         if isinstance(layer, VocabParallelEmbedding) and method is None:
@@ -189,7 +190,8 @@ class _Method(QuantizeMethodBase):
     df11: Options
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        super().create_weights(layer, *args, **kwargs)  # type: ignore[safe-super]
+        vllm: Any = super()
+        vllm.create_weights(layer, *args, **kwargs)
         for name in NAMES:
             if (told := _attributes(layer, weight := layer._parameters.get(name))) is not None:
                 # The weight's memory serves the next layer.
@@ -212,7 +214,8 @@ class _Method(QuantizeMethodBase):
 
 class _Linear(_Method):
     def apply(self, layer: Any, x: Any, bias: Tensor | None = None) -> Tensor:
-        return super().apply(_with_weights(layer), x, bias)  # type: ignore[safe-super]
+        vllm: Any = super()
+        return cast(Tensor, vllm.apply(_with_weights(layer), x, bias))
 
 
 class _Experts(_Method):
@@ -222,10 +225,12 @@ class _Experts(_Method):
         return False
 
     def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().apply(_with_weights(layer), *args, **kwargs)  # type: ignore[safe-super]
+        vllm: Any = super()
+        return vllm.apply(_with_weights(layer), *args, **kwargs)
 
     def apply_monolithic(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().apply_monolithic(_with_weights(layer), *args, **kwargs)  # type: ignore[misc]
+        vllm: Any = super()
+        return vllm.apply_monolithic(_with_weights(layer), *args, **kwargs)
 
 
 def _parameter(value: Tensor) -> nn.Parameter:
