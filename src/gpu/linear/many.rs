@@ -265,8 +265,8 @@ mod tests {
             if many.cluster > 1 {
                 let shares = many.blocks / bands;
                 assert_eq!((many.cluster, shares * many.share_stages), (2, all), "{shape}");
-                assert!(shares % 2 == 0 && many.share_stages % stages == 0, "{shape}");
-                assert!(many.band_rows % 16 == 0, "{shape}");
+                assert!(shares.is_multiple_of(2) && many.band_rows.is_multiple_of(16), "{shape}");
+                assert!(many.share_stages.is_multiple_of(stages), "{shape}");
             }
             assert!(bytes <= Many::partial_bytes(&[rows], x_rows, BLOCKS), "{shape}");
         } else {
