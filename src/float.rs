@@ -81,7 +81,7 @@ impl FloatSplit {
     }
 
     /// Whether weights are BF16, with or without zero bits.
-    pub(crate) const fn is_bf16(self) -> bool {
+    pub const fn is_bf16(self) -> bool {
         self.bytes == 2 && self.exponent_bits == 8
     }
 

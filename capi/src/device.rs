@@ -9,7 +9,6 @@ use df11::gpu::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use df11::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
 use df11::gpu::{Device, Linear, Matrix, Residence};
 use df11::hazmat::gpu::{TableAddresses, TileAddresses};
-use df11::hazmat::tile::FloatSplit;
 
 use crate::error::{Failure, refuse};
 use crate::model::{ALIGNMENT, Places};
@@ -152,11 +151,11 @@ pub(crate) unsafe fn load(
         let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
         let table_at = TableAddresses { codebook, codebook_bytes, table };
         // SAFETY: the same.
-        unsafe { gpu.device.build_tables(FloatSplit::BF16, &[table_at]) }?;
+        unsafe { gpu.device.build_tables(tiles.split(), &[table_at]) }?;
         let staged_bytes = tiles.staged_bytes()?;
         let at = TileAddresses { records, bitstream, bitstream_bytes, plane, table, staged_bytes };
         // SAFETY: the same.
-        let matrix = unsafe { Matrix::of_tiles(&gpu.device, tiles.shape(), FloatSplit::BF16, at) }?;
+        let matrix = unsafe { Matrix::of_tiles(&gpu.device, tiles.shape(), tiles.split(), at) }?;
         Form::Matrix(matrix, OnceLock::new())
     } else {
         let bytes = tensor.decode::<u8>()?;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_void};
 
-use df11::hazmat::{Tiles, platform::path_of_c, pool, tile::FloatSplit};
+use df11::hazmat::{Tiles, platform::path_of_c, pool};
 use df11::{OpenOptions, gpu::Device};
 
 use crate::error::{Failure, call, not_found, refuse};
@@ -79,8 +79,8 @@ pub(crate) struct Places<'m> {
 
 impl<'m> Places<'m> {
     pub(crate) fn of(tensor: &df11::Tensor<'m>) -> df11::Result<Self> {
-        let bf16 = |tiles: &Tiles<'_>| tiles.split() == FloatSplit::BF16;
-        let Some(tiles) = Tiles::of(tensor)?.filter(bf16) else {
+        let is_bf16 = |tiles: &Tiles<'_>| tiles.split().is_bf16();
+        let Some(tiles) = Tiles::of(tensor)?.filter(is_bf16) else {
             return Ok(Self { matrix: None, bytes: tensor.byte_length()? });
         };
         let [codebook, records, bitstream, plane] = tiles.array_lengths();

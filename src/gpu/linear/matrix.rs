@@ -240,7 +240,9 @@ impl Matrix {
         if self.split() == FloatSplit::BF16 {
             return Ok(());
         }
-        refuse("the weights are not split like BF16 ones", "decode the matrix, and use the result")
+        let fast = if self.split().is_bf16() { ", or take the fast layout" } else { "" };
+        let remedy = format!("decode the matrix, and use the result{fast}");
+        refuse("the weights are not split like BF16 ones", remedy)
     }
 
     /// The GPU on which it lies.
