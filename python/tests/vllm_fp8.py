@@ -61,7 +61,7 @@ class Kind(NamedTuple):
     quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     #: The backend of linear layers.
     backend: str = "auto"
-    #: That of experts, if there are some.
+    #: The same for experts, if there are some.
     experts: str | None = None
 
 
@@ -123,7 +123,7 @@ def checkpoint() -> dict[str, torch.Tensor]:
         shapes |= {f"e{expert}.w1": (256, WIDTH), f"e{expert}.w3": (256, WIDTH)}
         shapes[f"e{expert}.w2"] = (WIDTH, 256)
     options: Any = {"generator": generator, "dtype": torch.float32, "device": "cpu"}
-    # Of several sizes, so that merged matrices have other scales.
+    # Their sizes differ, so that merged matrices have other scales.
     return {
         name: 0.01 * (1 + at % 3) * torch.randn(shape, **options)
         for at, (name, shape) in enumerate(shapes.items())

@@ -43,7 +43,7 @@ class _Held(NamedTuple):
     name: str
     #: Forgets the weight when the layer is gone.
     forget: weakref.finalize[..., nn.Module]
-    #: What the layer shows as its weight, if that is another tensor (`_quantized`).
+    #: The tensor that the layer shows as its weight, if it is another one (`_quantized`).
     shown: Tensor | None = None
     #: Which byte each byte of a block becomes after decoding.
     table: Tensor | None = None
