@@ -151,8 +151,8 @@ struct LargeCursor {
 };
 
 template <u32 N, u32 STRIPS>
-__device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch,
-                                               LargeStages ring, u32 warp, u32 lane) {
+__device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch, LargeStages ring,
+                                               u32 warp, u32 lane) {
     constexpr u32 X_PLACE = STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
     const LargeShared work = {{launch}, ring.pair};
@@ -261,8 +261,8 @@ template <u32 N>
 constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
 template <u32 N, u32 STRIPS>
-__device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch,
-                                                LargeStages& ring, u32 lane) {
+__device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch, LargeStages& ring,
+                                                u32 lane) {
     const WideShare share;
     using Memory = LargeMemory<STRIPS>;
     using Cursor = LargeCursor<STRIPS>;
@@ -314,8 +314,8 @@ __device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     // Shared memory begins with zeros, the sums of a chain that begins.
     constexpr u32 ZEROS = 16;
-    LargeStages ring(kept(shared_address(linear_shared) + ZEROS),
-                               dynamic_shared_bytes() - ZEROS, wide_stage_bytes(N, STRIPS));
+    LargeStages ring(kept(shared_address(linear_shared) + ZEROS), dynamic_shared_bytes() - ZEROS,
+                     wide_stage_bytes(N, STRIPS));
     if (threadIdx.x == 0)
         store_shared_16(shared_address(linear_shared), make_uint4(0, 0, 0, 0));
     ring.init_barriers(WARPS * ring.pair.blocks);

@@ -201,8 +201,8 @@ def linear(x: Tensor, arrays: Arrays, parts: Numbers, bias: Tensor | None, exact
     the next W is decoded meanwhile (`_ahead`). Without `exact` kernels multiply in their fastest
     order; for many rows of x, and by other floats than BF16, at most 60 MB at a time are decoded
     before each product, and x and bias must have the dtype of the weights. Gradients flow to x and
-    bias; the backward pass decodes W anew. Raises the errors of
-    `decode`; `RuntimeError` for x or bias of a wrong shape or dtype.
+    bias; the backward pass decodes W anew. Raises the errors of `decode`; `RuntimeError` for x or
+    bias of a wrong shape or dtype.
     """
     return _multiply(x, arrays, parts, (len(parts) // PART,), (bias,), exact)[0]
 
@@ -287,9 +287,9 @@ def _multiply(
             _multiply(x, mine, flat, (len(flat) // PART,), (bias,), exact)[0]
             for (mine, flat), bias in zip(windows(arrays, parts, ranges), biases, strict=True)
         ]
-    if as_pytorch and (ahead := ahead_of(x.device)) is not None:
-        return [ahead.linear(x, arrays, parts, biases[0], _decode)]
     if as_pytorch:
+        if (ahead := ahead_of(x.device)) is not None:
+            return [ahead.linear(x, arrays, parts, biases[0], _decode)]
         return [functional.linear(x, decode(arrays, parts, x.device), biases[0])]
     return [_multiply_decoded(x, _copied_to_gpu(arrays, parts, x.device.index), parts, biases[0])]
 
