@@ -200,7 +200,7 @@ def _translate(weight: Tensor, table: Tensor) -> None:
     if weight.is_cuda:
         from . import _translation  # which needs Triton
 
-        _translation.translate(weight, table)
+        _translation.translate(weight, table, BLOCK)
         return
     blocks = weight.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
     found = table.gather(1, blocks.reshape(len(table), -1).long())

@@ -8,8 +8,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._operators import BLOCK
-
 
 @triton.jit
 def _translate(weight: Any, table: Any, columns: Any, side: tl.constexpr) -> None:
@@ -21,10 +19,10 @@ def _translate(weight: Any, table: Any, columns: Any, side: tl.constexpr) -> Non
     tl.store(places, tl.load(table + block * 256 + bytes_))
 
 
-def translate(weight: Tensor, table: Tensor) -> None:
-    """Replaces each byte of a matrix, in place. `table`: 256 bytes for each block, by rows of
-    blocks.
+def translate(weight: Tensor, table: Tensor, side: int) -> None:
+    """Replaces each byte of a matrix, in place. `table`: 256 bytes for each block of `side` rows
+    by `side` columns, by rows of blocks.
     """
     rows, columns = weight.shape
-    grid = rows // BLOCK, columns // BLOCK
-    _translate[grid](weight, table, columns, side=BLOCK, num_warps=8)
+    grid = rows // side, columns // side
+    _translate[grid](weight, table, columns, side=side, num_warps=8)
