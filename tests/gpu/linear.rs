@@ -317,12 +317,13 @@ fn check(call: &Call<'_>, weights: &Host, product: &[u16], what: &str) {
 }
 
 /// A strip or less, some, more than fill a GPU; steps, tiles, slices of columns, and parts of each.
-const SHAPES: [(usize, usize); 10] = [
+const SHAPES: [(usize, usize); 11] = [
     (1, 8),
     (31, 40),
     (33, 264),
     (96, 256),
     (100, 520),
+    (128, 2048),
     (7, 2048),
     (40, 4104),
     (1000, 1032),
@@ -333,7 +334,7 @@ const SHAPES: [(usize, usize); 10] = [
 #[test]
 fn products_are_those_of_the_cpu() {
     let Some((device, stream)) = gpu_stream() else { return };
-    for (seed, &(rows, columns)) in cases(&SHAPES, 5).iter().enumerate() {
+    for (seed, &(rows, columns)) in cases(&SHAPES, 6).iter().enumerate() {
         let weights = Host::normal(rows, columns, seed as u64);
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         for form in forms(&matrix, &weights) {
@@ -381,7 +382,7 @@ fn blocks_that_share_x_give_the_same() {
 #[test]
 fn sums_that_f32_holds_are_exact() {
     let Some((device, stream)) = gpu_stream() else { return };
-    for &(rows, columns) in cases(&SHAPES, 5) {
+    for &(rows, columns) in cases(&SHAPES, 6) {
         let weights = Host::exact(rows, columns, 5);
         let matrix = model(device, &[("w", &weights)]).matrix("w").unwrap();
         let x = Host::exact(5, columns, 6);

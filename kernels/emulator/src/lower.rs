@@ -118,16 +118,21 @@ impl Builder<'_> {
                 parameter_bytes += parameter.bytes;
             }
         }
-        // Variables of the module come first, at the same places in all kernels that use some.
+        // Those of the module and of called functions come first, at the same places in all kernels
+        // that use some.
         let shared = |variables: &[Variable]| -> Vec<Variable> {
             let those = variables.iter().filter(|one| one.space == ".shared" && one.bytes > 0);
             those.cloned().collect()
         };
         let mut variables = shared(&self.module.variables);
+        let called = self.module.functions.iter().filter(|one| !one.is_entry);
+        variables.extend(called.flat_map(|one| shared(&one.variables)));
         if !self.mentions(function, &variables) {
             variables.clear();
         }
-        variables.extend(shared(&function.variables));
+        if function.is_entry {
+            variables.extend(shared(&function.variables));
+        }
         let mut first = SHARED_FIRST as usize;
         for variable in variables {
             first = align(first, variable.align);
@@ -161,9 +166,12 @@ impl Builder<'_> {
 
     /// Whether the function or one that it calls names one of these.
     pub(crate) fn mentions(&self, function: &Function, variables: &[Variable]) -> bool {
-        let names = function.body.iter().flat_map(|statement| &statement.operands);
-        names
-            .filter_map(|operand| if let Operand::Name(name) = operand { Some(name) } else { None })
+        let operands = function.body.iter().flat_map(|statement| &statement.operands);
+        operands
+            .filter_map(|operand| {
+                let inner = if let Operand::Address(base, ..) = operand { base } else { operand };
+                if let Operand::Name(name) = inner { Some(name) } else { None }
+            })
             .any(|name| {
                 let mut called = self.module.functions.iter();
                 variables.iter().any(|one| one.name == *name)

@@ -15,6 +15,8 @@ struct Aligned([u32; ELEMENTS]);
 
 /// A kernel of a block or more, with one pointer and the memory that it may use.
 struct Case<'t> {
+    /// Functions that the body calls.
+    functions: &'t str,
     body: &'t str,
     blocks: u32,
     threads: u32,
@@ -26,13 +28,13 @@ impl Case<'_> {
     fn run(&self) -> Result<Vec<u32>, Fault> {
         let text = format!(
             ".version 8.0\n.target sm_90a\n.address_size 64\n\
-             .extern .shared .align 16 .b8 memory[];\n\
+             .extern .shared .align 16 .b8 memory[];\n{}\
              .visible .entry kernel(\n.param .u64 kernel_param_0\n)\n{{\n\
              .reg .pred %p<9>;\n.reg .b32 %r<9>;\n.reg .b64 %rd<9>;\n\
              ld.param.u64 %rd1, [kernel_param_0];\nmov.u32 %r1, %tid.x;\n\
              mul.wide.u32 %rd2, %r1, 4;\nadd.s64 %rd2, %rd1, %rd2;\nmov.u32 %r2, memory;\n\
              {}\nret;\n}}\n",
-            self.body
+            self.functions, self.body
         );
         let program = Arc::new(Program::new(&parse::parse(&text)));
         let mut words = Box::new(Aligned(std::array::from_fn(|at| at as u32)));
@@ -56,7 +58,7 @@ impl Case<'_> {
 }
 
 fn run_one(body: &str, seed: u64) -> Result<Vec<u32>, Fault> {
-    Case { body, blocks: 1, threads: 32, seed }.run()
+    Case { functions: "", body, blocks: 1, threads: 32, seed }.run()
 }
 
 fn problem(body: &str) -> String {
@@ -114,7 +116,7 @@ fn who_waits_for_ever_is_told_with_the_line() {
 #[test]
 fn threads_that_miss_a_barrier_hang() {
     let body = "setp.lt.u32 %p1, %r1, 32;\n@%p1 bra END;\nbar.sync 0;\nEND:";
-    let result = Case { body, blocks: 2, threads: 64, seed: 3 }.run();
+    let result = Case { functions: "", body, blocks: 2, threads: 64, seed: 3 }.run();
     assert!(result.is_err_and(|fault| fault.0.contains("kernel hangs")));
 }
 
@@ -130,6 +132,32 @@ fn memory_of_nobody_is_neither_read_nor_written() {
         let told = ["were not allocated", "are not the block's", "are not aligned"];
         assert!(told.iter().any(|told| text.contains(told)), "{text}");
     }
+}
+
+#[test]
+fn variables_of_a_function_have_shared_memory_of_their_own() {
+    let functions = "
+        .func write(.param .b32 write_param_0)
+        {
+        .reg .b32 %r<2>;
+        .shared .align 4 .u32 inner;
+        ld.param.u32 %r1, [write_param_0];
+        st.shared.u32 [inner], %r1;
+        ret;
+        }
+        ";
+    let body = "
+        .shared .align 4 .u32 outer;
+        mov.u32 %r3, 77;
+        st.shared.u32 [outer], %r3;
+        st.shared.u32 [%r2], %r3;
+        { .param .b32 param0; st.param.b32 [param0], %r1; call.uni write, (param0); }
+        ld.shared.u32 %r4, [outer];
+        ld.shared.u32 %r5, [%r2];
+        add.s32 %r4, %r4, %r5;
+        st.global.u32 [%rd1], %r4;";
+    let words = Case { functions, body, blocks: 1, threads: 1, seed: 1 }.run();
+    assert_eq!(words.unwrap()[0], 154);
 }
 
 #[test]
