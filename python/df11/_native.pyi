@@ -19,7 +19,7 @@ four for a file; the text below names only special cases.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, final, overload
 
 from ._report import Placement, Plan, Report, Verification
 
@@ -49,9 +49,11 @@ __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devic
 __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "plan", "printable"]
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
+@overload
 def open(
     path: _Path,
     *,
+    device: Literal["cpu"] | None = None,
     memory_map: bool = True,
     checksums: bool = True,
     in_memory: bool = False,
@@ -79,9 +81,25 @@ def open(
     the Hub. Without it the base is looked for where it was then. Tensors that need it raise
     `NoBaseError` if it is not there; so does `open` for a `base` with other weights.
 
-    Raises `ParameterError` if a folder holds no container, or shards of different models.
+    With `device`, the number or PyTorch's name of a GPU, the model is also loaded there, as
+    `Model.load` does, and the result is a `DeviceModel`.
+
+    Raises `ParameterError` if a folder holds no container, or shards of different models, and for
+    another device.
     """
 
+@overload
+def open(
+    path: _Path,
+    *,
+    device: int | str,
+    memory_map: bool = True,
+    checksums: bool = True,
+    in_memory: bool = False,
+    base: _Path | None = None,
+    cache: _Path | None = None,
+    cache_bytes: int = 64 << 30,
+) -> DeviceModel: ...
 def fetch_side_files(name: str, folder: _Path, others: Sequence[str]) -> None:
     """Fetch the files beside the containers of a folder in a store into a local folder: those that
     the containers record, and `others` if they are there. Of a pipeline, those of all components.

@@ -29,6 +29,24 @@ pub(crate) fn devices(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyDict>>> {
     told.collect()
 }
 
+/// The GPU that a device names, as PyTorch does: a number, `cuda`, `cuda:1`, or a `torch.device`;
+/// none for `cpu`.
+pub(crate) fn ordinal_of(device: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    if let Ok(ordinal) = device.extract() {
+        return Ok(Some(ordinal));
+    }
+    let name = device.str()?.to_string();
+    match name.as_str() {
+        "cpu" => return Ok(None),
+        "cuda" => return Ok(Some(0)),
+        _ => {}
+    }
+    let ordinal = name.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+    let problem = || format!("device {name:?} is no GPU");
+    let remedy = "name cuda, cuda:1 or another number, or leave device out";
+    ordinal.map(Some).ok_or_else(|| Error::parameter(problem(), remedy)).or_raise(device.py())
+}
+
 /// Loads a model onto GPUs.
 pub(crate) fn load(
     py: Python<'_>,

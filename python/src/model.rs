@@ -35,29 +35,35 @@ pub(crate) struct ReadAhead {
 /// As for the command.
 const DEFAULT_CACHE_BYTES: u64 = 64 << 30;
 
-/// Maps and validates a container or a folder of shards.
+/// Maps and validates a container or a folder of shards, and loads it onto a GPU if one is named.
 #[pyfunction]
 #[pyo3(signature = (
-    path, *, memory_map=true, checksums=true, in_memory=false, base=None, cache=None,
+    path, *, device=None, memory_map=true, checksums=true, in_memory=false, base=None, cache=None,
     cache_bytes=DEFAULT_CACHE_BYTES
 ))]
 #[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
-pub(crate) fn open(
-    py: Python<'_>,
+pub(crate) fn open<'py>(
+    py: Python<'py>,
     path: PathBuf,
+    device: Option<Bound<'py, PyAny>>,
     memory_map: bool,
     checksums: bool,
     in_memory: bool,
     base: Option<PathBuf>,
     cache: Option<PathBuf>,
     cache_bytes: u64,
-) -> PyResult<Model> {
+) -> PyResult<Bound<'py, PyAny>> {
+    let ordinal = device.as_ref().map(gpu::ordinal_of).transpose()?.flatten();
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
     let options =
         cache.into_iter().fold(options, |options, cache| options.cache(cache, cache_bytes));
     let options = base.into_iter().fold(options.in_memory(in_memory), OpenOptions::base);
     let inner = Arc::new(work::briefly(py, || options.open(&path))?);
-    Ok(Model { inner, path, tensors: PyOnceLock::new() })
+    let Some(ordinal) = ordinal else {
+        return Model { inner, path, tensors: PyOnceLock::new() }.into_bound_py_any(py);
+    };
+    let wanted = PlanRequest { memory: None, streamed: false, blocks: None };
+    gpu::load(py, &inner, OneOrMore::One(ordinal), &wanted, None)?.into_bound_py_any(py)
 }
 
 /// Fetches the side files of a folder in a store, and `others` beside them, into a local folder.

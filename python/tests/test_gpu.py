@@ -85,6 +85,28 @@ def says(raw: Path, stand_in: Environment) -> Callable[..., str]:
     return says
 
 
+def test_one_call_opens_and_loads(says: Callable[..., str]) -> None:
+    says(
+        """
+        class Device:
+            def __str__(self):
+                return "cuda:1"
+        for device, ordinal in [(0, 0), (1, 1), ("cuda", 0), ("cuda:1", 1), (Device(), 1)]:
+            loaded = df11.open(sys.argv[1], device=device)
+            assert isinstance(loaded, df11.DeviceModel) and loaded.devices == [ordinal], device
+            check(loaded.blocks)
+        for device in (None, "cpu"):
+            assert isinstance(df11.open(sys.argv[1], device=device), df11.Model), device
+        for device in ("gpu", "cuda:x", "cuda:", "mps", -1, 1.5):
+            error = refused(lambda: df11.open(sys.argv[1], device=device), df11.ParameterError)
+            assert "is no GPU" in str(error), error
+        error = refused(lambda: df11.open(sys.argv[1], device="cuda:7"), df11.ParameterError)
+        assert "there is no GPU 7" in str(error), error
+        refused(lambda: df11.open("absent.df11", device="cuda:7"), df11.IoError)
+        """
+    )
+
+
 def test_a_machine_without_a_driver_is_told_what_to_do(
     raw: Path, without_driver: dict[str, str]
 ) -> None:

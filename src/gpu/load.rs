@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{collections::HashMap, num::NonZero, thread};
+use std::{collections::HashMap, num::NonZero, path::Path, thread};
 
 use rayon::prelude::*;
 
@@ -26,7 +26,7 @@ use super::{
     pinned::HostSection,
 };
 use crate::progress::{Observer, Stage, advance};
-use crate::{Encoding, Model, Result, open::Slice};
+use crate::{Encoding, Model, OpenOptions, Result, open::Slice};
 
 /// Percentage of several GPUs' free memory that a model may take without a plan; the rest is for
 /// its user.
@@ -101,6 +101,48 @@ impl LoadOptions {
             return refuse(problem, "give as many devices as it was made for");
         }
         Ok(plan.clone())
+    }
+}
+
+/// How a model is opened and loaded onto a GPU, in one call. [`OpenOptions::device`] makes it.
+#[derive(Clone, Debug)]
+pub struct DeviceOptions {
+    open: OpenOptions,
+    ordinal: usize,
+    load: LoadOptions,
+}
+
+impl OpenOptions {
+    /// Loads what is opened onto the GPU of this number, which [`devices`](super::devices) lists.
+    ///
+    /// ```no_run
+    /// # fn main() -> df11::Result<()> {
+    /// let model = df11::OpenOptions::new().device(0).open("Llama-3.1-8B.df11")?;
+    /// let matrix = model.matrix("model.layers.0.mlp.up_proj.weight")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub const fn device(self, ordinal: usize) -> DeviceOptions {
+        DeviceOptions { open: self, ordinal, load: LoadOptions::new() }
+    }
+}
+
+impl DeviceOptions {
+    /// Sets where blocks go and how matrices lie; without it, as [`LoadOptions::new`] says.
+    #[must_use]
+    pub fn load(mut self, load: LoadOptions) -> Self {
+        self.load = load;
+        self
+    }
+
+    /// Opens a container, or a folder with all its shards, and loads it onto the GPU.
+    ///
+    /// # Errors
+    /// Same as [`OpenOptions::open`], [`Device::open`] and [`Model::load`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<GpuModel> {
+        let model = self.open.open(path)?;
+        model.load(&Device::open(self.ordinal)?, &self.load)
     }
 }
 

@@ -59,7 +59,7 @@ pub use host::GpuDecoder;
 pub use linear::{
     GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Routing, Transcoded,
 };
-pub use load::LoadOptions;
+pub use load::{DeviceOptions, LoadOptions};
 pub use model::{GpuBlock, GpuModel, GpuTensor, Piece};
 pub use needs::Residence;
 pub use placement::{Plan, Preference};

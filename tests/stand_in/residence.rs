@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use df11::{
-    Dtype, Error, ReadAt,
+    Dtype, Error, OpenOptions, ReadAt,
     gpu::{Device, LoadOptions, Placement, Plan, Preference, Residence},
 };
 
@@ -53,6 +53,23 @@ fn matrices_lie_in_the_fast_layout_alone() {
     let stored = model.load_on(&devices, &LoadOptions::new(), &()).unwrap();
     assert_eq!(stored.matrix("small").unwrap().residence(), Residence::Stored);
     assert!(loaded.device_bytes() > stored.device_bytes());
+}
+
+#[test]
+fn one_call_opens_and_loads() {
+    let Some([device]) = devices() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.df11");
+    std::fs::write(&path, bytes()).unwrap();
+    let on_gpu = OpenOptions::new().device(device.info().ordinal);
+    let loaded = on_gpu.open(&path).unwrap();
+    assert_eq!(loaded.matrix("small").unwrap().residence(), Residence::Stored);
+    let loaded = on_gpu.load(fast()).open(&path).unwrap();
+    assert_eq!(loaded.matrix("small").unwrap().residence(), Residence::Fast);
+    assert!(refused(OpenOptions::new().device(77).open(&path)).contains("there is no GPU 77"));
+    // The file is looked at first.
+    let missing = OpenOptions::new().device(77).open(folder.path().join("none.df11"));
+    assert!(matches!(missing, Err(Error::Io { .. })), "{missing:?}");
 }
 
 /// Counts the bytes that are read.
