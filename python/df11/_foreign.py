@@ -26,7 +26,7 @@ from ._arrays import known_dtype_of
 from ._container import Sliceable, Tensors, with_dtype
 from ._dispatch import dense, is_compressed
 from ._experts import decode_experts
-from ._link import open_folder
+from ._link import is_linked, open_folder
 from ._modules import entries
 from ._origin import KEY, Origin, Weight, digest, settled
 from ._saving import wrap_saving
@@ -165,18 +165,17 @@ def _origin_of(model: Any, tensors: Tensors, reasons: dict[str, str]) -> Origin:
     return origin
 
 
-def folder_for_others(source: str | os.PathLike[str], subfolder: str | None) -> Path | None:
-    """The folder, if it is local, holds no other weights than containers, and its config names
-    another quantization than df11's.
+def is_for_others(folder: Path) -> bool:
+    """Whether a folder, which may be linked, holds containers and no other weights, and its config
+    names another quantization than df11's.
     """
-    folder = Path(source, subfolder or "")
     config = folder / "config.json"
-    if not config.is_file() or next(folder.glob("*.df11"), None) is None:
-        return None
-    if any(next(folder.glob(kind), None) for kind in _ORDINARY):
-        return None
+    if not config.is_file() or any(next(folder.glob(kind), None) for kind in _ORDINARY):
+        return False
+    if not is_linked(folder) and next(folder.glob("*.df11"), None) is None:
+        return False
     said = json.loads(config.read_text(encoding="utf-8")).get("quantization_config") or {}
-    return folder if said.get("quant_method", "df11") != "df11" else None
+    return bool(said.get("quant_method", "df11") != "df11")
 
 
 def tensors_for_others(folder: Path) -> dict[str, Any]:

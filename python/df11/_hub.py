@@ -5,9 +5,10 @@ transformers resolves the files of a checkpoint. It knows the files of safetenso
 it alone receives the arguments of `from_pretrained`: revision, token, cache, subfolder. No
 extension point receives them, and a config may name no other file. So df11 wraps that function. If
 asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the containers, passes
-their folder to the quantizer, and returns it. For a local folder of containers whose config names
-another quantization it returns tensors for that one's loader (`_foreign`). For all other files it
-does the same as before.
+their folder to the quantizer, and returns it. For containers whose config names another
+quantization it returns tensors for that one's loader (`_foreign`), if they lie in a local folder,
+in a linked one, or in a repository without other weights. For all other files it does the same as
+before.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def wrap_resolution() -> bool:
         source = arguments.get("pretrained_model_name_or_path")
         name = arguments.get("transformers_explicit_filename")
         if name != WEIGHTS or source is None:
-            return _of_others(source, arguments) or call()
+            return _of_others(source, arguments) or _of_library(call, source, arguments)
         options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
@@ -75,14 +76,35 @@ def hand(tensors: dict[str, Any]) -> Handed:
 
 
 def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None] | None:
-    """Files of a folder of containers that another library's quantizer loads; None for others."""
+    """Tensors of a local or linked folder of containers that another library's quantizer loads;
+    None for others.
+    """
     if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
         return None
-    from ._foreign import folder_for_others, tensors_for_others
+    from ._foreign import is_for_others, tensors_for_others
 
     download = arguments.get("download_kwargs") or {}
-    folder = folder_for_others(source, download.get("subfolder"))
-    return None if folder is None else ([hand(tensors_for_others(folder))], None)
+    folder = Path(source, download.get("subfolder") or "")
+    return ([hand(tensors_for_others(folder))], None) if is_for_others(folder) else None
+
+
+def _of_library(call: Callable[[], Any], source: Any, arguments: dict[str, Any]) -> Any:
+    """Lets transformers find the files. If it finds no weights in a repository of the Hub, fetches
+    its containers, as `_of_others`.
+    """
+    try:
+        return call()
+    except OSError as refusal:
+        if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
+            raise
+        try:
+            folder = folder_of(source, **(arguments.get("download_kwargs") or {}))
+        except OSError as error:
+            raise refusal from error
+        found = _of_others(folder, {**arguments, "download_kwargs": {}})
+        if found is None:
+            raise
+        return found
 
 
 def folder_of(
@@ -163,4 +185,5 @@ def _fetch(repository: str, subfolder: str | None, **download: Any) -> Path:
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
     place = re.sub(r"([*?[])", r"[\1]", prefix)
     wanted = [place + "*.df11", place + WEIGHTS]  # of subfolders too, as in a local folder
+    wanted.append(place + "config.json")
     return Path(snapshot_download(repository, allow_patterns=wanted, **download), prefix)

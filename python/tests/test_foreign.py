@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import run
+from hub import Hub, Repository
 from models import compressed, equal, prompt, seeded
 from safetensors.torch import load_file, save_file
+from stores import upload
 from transformers import AutoModelForCausalLM, GptOssConfig
 
 import df11
@@ -20,8 +23,11 @@ WORDS = "another quantization, whose quantizer loads it"
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A folder of gpt-oss with experts in MXFP4, and the compressed one."""
-    folder = tmp_path_factory.mktemp("mxfp4") / "gpt-oss"
+    return gpt_oss(tmp_path_factory.mktemp("mxfp4") / "gpt-oss")
+
+
+def gpt_oss(folder: Path) -> tuple[Path, Path]:
+    """A folder of gpt-oss with experts in MXFP4, and the compressed one beside it."""
     config = GptOssConfig(
         hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, num_local_experts=4, num_experts_per_tok=2,
@@ -63,6 +69,46 @@ def test_gpt_oss_in_mxfp4_is_loaded_by_its_quantizer(
     with pytest.warns(UserWarning, match=WORDS):
         found = logits(both[1], **options)
     assert torch.isfinite(found).all() and equal([found], [logits(both[0], **options)])
+
+
+@torch.no_grad()
+def test_a_folder_in_a_store(both: tuple[Path, Path], bucket: str) -> None:
+    upload(bucket, both[1], "foreign/gpt-oss")
+    with pytest.warns(UserWarning, match=WORDS):
+        found = logits(df11.link("s3://models/foreign/gpt-oss"))
+    assert equal([found], [logits(both[0])])
+
+
+@torch.no_grad()
+def test_repositories_of_the_hub(both: tuple[Path, Path], tmp_path: Path) -> None:
+    """One of containers, whose weights transformers does not find, one of ordinary weights, and one
+    without weights.
+    """
+    (tmp_path / "none").mkdir()
+    shutil.copy(both[1] / "config.json", tmp_path / "none")
+    hub, script = (
+        Hub(),
+        """
+        import torch
+        from transformers import AutoModelForCausalLM
+        load = AutoModelForCausalLM.from_pretrained
+        x = torch.arange(1, 10).reshape(1, -1)
+        found = [load(name)(x).logits for name in ("org/ordinary", "org/containers")]
+        assert torch.equal(*found)
+        try:
+            load("org/none")
+        except OSError as error:
+            print(error)
+        """,
+    )
+    folders = {"ordinary": both[0], "containers": both[1], "none": tmp_path / "none"}
+    hub.repositories = {f"org/{name}": Repository(each) for name, each in folders.items()}
+    settings = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+    settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    for is_off_line in ("0", "1"):
+        said = run(script, **settings, HF_HUB_OFFLINE=is_off_line)
+        assert "org/none" in said and "model.safetensors" in said
+    assert not [name for name in hub.downloaded() if "containers/model.safetensors" in name]
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """`vllm serve s3://…`: configs and tokenizers are linked, and weights come from the store."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,24 @@ def test_a_model_is_served_by_its_name(stored: Path, monkeypatch: pytest.MonkeyP
     near = df11.torch.load_file(stored)
     assert found.keys() == near.keys()
     assert all(isinstance(value, Deferred) for value in found.values())
+
+
+def test_another_quantization_is_served_from_a_store(
+    stored: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(stored, tmp_path / "fp8")
+    said = json.loads((folder / "config.json").read_text())
+    said["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    (folder / "config.json").write_text(json.dumps(said))
+    bucket.add(folder, "vllm/fp8")
+    config = ModelConfig(NAME.replace("llama", "fp8"))
+    assert config.model == str(df11.link(NAME.replace("llama", "fp8")))
+    assert config.quantization == "fp8"
+    monkeypatch.setattr(_link, "_names", {})
+    loader = Df11ModelLoader(LoadConfig())
+    loader.download_model(config)
+    found = dict(loader._get_weights_iterator(loader.Source(config.model, None)))
+    assert found.keys() == df11.torch.load_file(stored).keys()
 
 
 def test_a_model_is_a_draft_by_what_the_config_keeps(stored: Path) -> None:

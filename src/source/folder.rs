@@ -336,6 +336,9 @@ pub(super) fn little_to_code<'a>(
     ))
 }
 
+/// Quantizations whose weights stay compressed beside their own code.
+pub(crate) const KEPT_QUANTIZATIONS: [&str; 2] = ["fp8", "compressed-tensors"];
+
 /// Notes that a configuration names another quantization, and what that means for loading.
 fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     if side.length > MAX_CONFIG_BYTES {
@@ -347,13 +350,13 @@ fn quantized_already(side: &SideFile) -> Result<Option<String>> {
     let method = named.get("quant_method").and_then(Value::as_str);
     let outcome = match method {
         Some("df11") => return Ok(None),
-        Some("fp8" | "compressed-tensors") => {
+        Some(method) if KEPT_QUANTIZATIONS.contains(&method) => {
             "transformers and vLLM load such a folder by that quantization's own code, and weights \
             that it leaves in FP8 stay compressed in memory"
         }
         Some(_) if config.get("_class_name").is_none() => {
-            "transformers loads such a folder by that quantization's own code, and decodes all \
-            weights meanwhile; vLLM does not load it"
+            "transformers and vLLM load such a folder by that quantization's own code, and all \
+            weights are decoded meanwhile"
         }
         Some(_) => {
             "diffusers will not load the compressed weights; compress the BF16 model that it was \

@@ -14,7 +14,7 @@ mod walk;
 
 pub use fetched::{FetchedSource, WantedFiles};
 pub use folder::SideFile;
-pub(crate) use folder::Source;
+pub(crate) use folder::{KEPT_QUANTIZATIONS, Source};
 pub(crate) use header::{HeaderTensor, prefix_of, read_header};
 pub(crate) use index::{named_files, others};
 pub use pipeline::Component;

@@ -13,7 +13,7 @@ use crate::{
     io::read_regular,
     open::beside::{has_front_matter, seal, unmark},
     paths::{CONFIG, MODEL_INDEX, PIPELINE},
-    source::MAX_SIDE_BYTES,
+    source::{KEPT_QUANTIZATIONS, MAX_SIDE_BYTES},
 };
 
 /// How to load an output with Python.
@@ -71,9 +71,12 @@ impl Class {
         let bytes = read_regular(&folder.join(CONFIG), MAX_SIDE_BYTES).ok()?;
         let json: Value = serde_json::from_slice(&bytes).ok()?;
         let is_of_another = unmark(&bytes).is_none();
+        let method = json["quantization_config"]["quant_method"].as_str();
         if is_of_another {
-            json["quantization_config"]["quant_method"].as_str().filter(|name| *name != "df11")?;
+            method.filter(|name| *name != "df11")?;
         }
+        // No engine has run with others.
+        let is_kept = method.is_some_and(|method| KEPT_QUANTIZATIONS.contains(&method));
         let name = |value: &Value| value.as_str().filter(|name| is_name(name)).map(str::to_owned);
         if let Some(name) = name(&json["_class_name"]) {
             let class = Self { library: "diffusers", name, is_served: false };
@@ -82,7 +85,7 @@ impl Class {
         let architecture = name(&json["architectures"][0]).unwrap_or_default();
         let is_causal = architecture.ends_with("ForCausalLM");
         let is_language = is_causal || architecture.ends_with("ForConditionalGeneration");
-        let is_served = is_language && !is_of_another;
+        let is_served = is_language && (!is_of_another || is_kept);
         // The code of a custom class is in the model's own folder.
         let is_custom = json.get("auto_map").is_some();
         let name = match architecture {
@@ -142,6 +145,7 @@ pub(super) fn write(
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     let name: String = name.chars().filter(|&char| !is_unseen(char)).collect();
     let loading = Loading::of_folder(folder.path(), Path::new(&name));
+    let report = Report::sum(reports);
     let mut text = String::new();
     if has_front_matter(path) {
         text.push_str("---\n");
@@ -151,7 +155,8 @@ pub(super) fn write(
         if let Some(base) = &card.base_model {
             let _ = writeln!(text, "base_model: {base}\nbase_model_relation: quantized");
         }
-        text.push_str("tags:\n- df11\n- lossless-compression\n- bfloat16\n---\n\n");
+        let tag = if report.source_bits_per_weight() == 16.0 { "- bfloat16\n" } else { "" };
+        let _ = write!(text, "tags:\n- df11\n- lossless-compression\n{tag}---\n\n");
     }
     let of = card
         .base_model
@@ -168,7 +173,6 @@ pub(super) fn write(
         "\nServe it with vLLM, with the package `df11` installed:\n\n```sh\nvllm serve \
         {name:?}\n```\n"
     );
-    let report = Report::sum(reports);
     let _ = write!(
         text,
         "# {title}\n\nThe weights{of}, losslessly compressed: every bit of every weight comes \

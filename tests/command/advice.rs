@@ -94,7 +94,7 @@ fn a_config_with_another_quantization_is_told_at_once() {
     let image = r#"{"_class_name":"Flux","quantization_config":{"quant_method":"torchao"}}"#;
     for (config, part, outcome) in [
         (fp8, "(fp8)", "transformers and vLLM load such a folder"),
-        (packed, "(mxfp4)", "decodes all weights meanwhile; vLLM does not load it"),
+        (packed, "(mxfp4)", "all weights are decoded meanwhile"),
         (null, "(without a method)", "transformers will not load the compressed weights"),
         (image, "(torchao)", "diffusers will not load the compressed weights"),
     ] {
@@ -126,6 +126,18 @@ fn a_model_in_mxfp4_is_loaded_by_transformers_and_says_so() {
     assert!(answer.contains("AutoModelForCausalLM.from_pretrained(\"model-df11\""), "{answer}");
     let card = fs::read_to_string(folder.path("model-df11/README.md")).unwrap();
     assert!(card.contains("from_pretrained") && !card.contains("vllm serve"), "{card}");
+}
+
+#[test]
+fn the_card_of_a_model_in_fp8_names_vllm_and_no_bfloat16() {
+    let config = r#"{"model_type":"llama","architectures":["LlamaForCausalLM"],
+        "quantization_config":{"quant_method":"fp8"}}"#;
+    let weights = weights("q.weight", Dtype::F8_E4M3, 1 << 16);
+    let folder = folder(&[("model.safetensors", weights), ("config.json", config.into())]);
+    said(&folder, "compress model");
+    let card = fs::read_to_string(folder.path("model-df11/README.md")).unwrap();
+    assert!(card.contains("vllm serve \"model-df11\""), "{card}");
+    assert!(card.contains("- lossless-compression") && !card.contains("bfloat16"), "{card}");
 }
 
 /// An entry `models--org--name` as the library of the Hub lays it out in a cache.

@@ -399,8 +399,7 @@ fn sums_that_f32_holds_are_exact() {
     }
 }
 
-/// Infinities and NaN come out as in any order of sums.
-/// Beside it small whole numbers are lost in sums in f32, and it takes itself away exactly.
+/// Sums in f32 that hold it lose small whole numbers, and subtracting it is exact.
 const LARGE: f64 = (1_u64 << 40) as f64;
 
 /// A row of weights with one in each 16 columns that is not zero, whose sum depends on the order:
@@ -488,6 +487,7 @@ fn sums_are_added_in_the_order_of_the_splits() {
     add_in_order(&gpu, (20, 136), 1, &[3077], &mut state);
 }
 
+/// Infinities and NaN come out as in any order of sums.
 #[test]
 fn what_is_not_finite_comes_out() {
     let Some((device, stream)) = gpu_stream() else { return };

@@ -27,7 +27,7 @@ from .._added import load_beside
 from .._container import Tensors
 from .._errors import Error
 from .._hub import check_inside, folder_of
-from .._link import WEIGHTS, link, open_folder, remember
+from .._link import WEIGHTS, is_linked, link, open_folder, remember
 from .._wrapping import wrap_listed
 from ._config import NAME
 from ._deferred import Stored
@@ -53,7 +53,8 @@ def containers_of(
     """
     check_inside(revision=revision, subfolder=subfolder)
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
-    if _names_df11(model, revision, prefix) or _are_alone(model, revision, prefix):
+    known = is_linked(Path(model)) or _names_df11(model, revision, prefix)
+    if known or _are_alone(model, revision, prefix):
         return folder_of(model, revision=revision, subfolder=subfolder, cache_dir=cache)
     return None
 
@@ -143,8 +144,8 @@ def _linked(model: str) -> Path | None:
     except (Error, OSError, ValueError) as error:
         logger.info("df11: no containers are loaded from a store: %s", error)
         return None
-    is_ours = (config.get("quantization_config") or {}).get("quant_method") == NAME
-    return folder if is_ours else None
+    # The config names df11, or the quantization that the containers' weights have.
+    return folder if config.get("quantization_config") else None
 
 
 def expect(config: ModelConfig) -> None:
