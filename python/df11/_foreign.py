@@ -10,7 +10,6 @@ the checkpoint had it, decoded when the loader asks for it.
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable
 from functools import partial
