@@ -16,14 +16,16 @@ use cudarc::driver::CudaStream;
 use super::fault::{gpu, refuse};
 use super::model::{GpuModel, LoadedTensor};
 use super::{
-    device::Device, distribution::OUTPUTS, load::LoadOptions, memory::Buffer, pinned::Pinned,
-    placement::Plan, status::Status,
+    device::Device,
+    distribution::OUTPUTS,
+    load::{LoadOptions, share_of},
+    memory::Buffer,
+    pinned::Pinned,
+    placement::Plan,
+    status::Status,
 };
 use crate::open::{Cpu, Decoder, PIECE_BYTES, PreparedTensor};
 use crate::{Encoding, Error, Model, Result, Tensor, parallel};
-
-/// Share of the free memory that a model may take, in percent.
-const SHARE_PERCENT: u64 = 95;
 
 /// Decodes the tensors of one model on a GPU into host memory: for [`Model::verify_with`] and
 /// [`Block::decode_with`](crate::Block::decode_with).
@@ -80,13 +82,13 @@ impl<'m> GpuDecoder<'m> {
         Ok(Self { original, model, outputs, readbacks: Mutex::default() })
     }
 
-    /// Loads as much of a model as fits into 95 % of the GPU's free memory and streams the rest.
+    /// Loads as much of a model as fits into 90 % of the GPU's free memory and streams the rest.
     ///
     /// # Errors
     /// Same as [`Model::load`]; also [`Error::Gpu`] if streaming all of it takes more than is free.
     pub fn fit(model: &'m Model, device: &Device) -> Result<Self> {
         let free = device.free_memory()?;
-        let plan = Plan::fit(model, &[free / 100 * SHARE_PERCENT]).map_err(|error| {
+        let plan = Plan::fit(model, &[share_of(free)]).map_err(|error| {
             // The caller gave no sizes.
             let Error::Parameter { problem, .. } = error else { return error };
             let problem = format!("{problem}; {} has {free} free", device.info().name);

@@ -28,9 +28,10 @@ use super::{
 use crate::progress::{Observer, Stage, advance};
 use crate::{Encoding, Model, OpenOptions, Result, open::Slice};
 
-/// Percentage of several GPUs' free memory that a model may take without a plan; the rest is for
-/// its user.
-const SHARE_PERCENT: u64 = 90;
+/// Bytes of a GPU's free memory that a model may take without a plan; the rest is for its user.
+pub(super) const fn share_of(free: u64) -> u64 {
+    free / 100 * 90
+}
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
 
@@ -76,7 +77,7 @@ impl LoadOptions {
 
     fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
         let Some(plan) = &self.plan else {
-            let share = |device: &Device| Ok(device.free_memory()? / 100 * SHARE_PERCENT);
+            let share = |device: &Device| Ok(share_of(device.free_memory()?));
             let free = || devices.iter().map(share).collect::<Result<Vec<u64>>>();
             let one = || Plan::uniform(needs, false);
             return match (devices, self.preference) {
