@@ -166,8 +166,9 @@ impl Model {
 
     #[getter]
     fn mappings(&self) -> Vec<(usize, usize)> {
-        let mapped = self.inner.shards().iter().filter_map(Shard::mapping);
-        mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
+        let shards = self.inner.shards().iter();
+        let place = |shard: &Shard| Some((shard.address()?, shard.file_length() as usize));
+        shards.filter_map(place).collect()
     }
 
     #[getter]

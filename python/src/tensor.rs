@@ -357,7 +357,7 @@ impl Tiles {
 
     #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
-        Some(self.view().views()?.map(|view| (view.as_ptr() as usize, view.len())))
+        self.view().places()
     }
 
     fn array<'py>(slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {

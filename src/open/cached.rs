@@ -9,6 +9,8 @@ use crate::{
 
 /// Bytes that are copied at once of a container that goes to memory.
 const WHOLE_PART_BYTES: u64 = 8 << 20;
+/// The longest array that is wanted before longer ones.
+const SMALL_BYTES: u64 = 1 << 20;
 
 impl Shard {
     fn key(&self, chunk: usize) -> ChunkKey<'_> {
@@ -51,11 +53,26 @@ impl Shard {
         parts
     }
 
-    /// All bytes of the container, in memory. Chunks are checked as far as there is a cache.
-    pub(super) fn read_whole(&self) -> Result<Box<dyn ReadAt>> {
+    /// The places of arrays that are wanted before long ones: loaders read codebooks, records and
+    /// small tensors when they plan.
+    fn small_arrays(&self) -> Vec<Range<u64>> {
+        let places = (0..self.directory().arrays.len()).map(|array| self.place_of(array));
+        places.filter(|place| place.end - place.start <= SMALL_BYTES).collect()
+    }
+
+    /// Has the container in memory, where its bytes come while it is read.
+    pub(super) fn bring_whole(&mut self) -> Result<()> {
+        self.reader = self.read_whole()?.into();
+        self.is_far = false;
+        Ok(())
+    }
+
+    /// All bytes of the container, which come to memory. Chunks are checked as far as there is a
+    /// cache.
+    fn read_whole(&self) -> Result<Box<dyn ReadAt>> {
         let of_file = |error| Error::io("reading", self.path(), error);
         if self.cache.is_none()
-            && let Some(whole) = self.reader.read_whole()
+            && let Some(whole) = self.reader.bring_whole(&self.small_arrays())
         {
             return whole.map_err(of_file);
         }

@@ -125,8 +125,22 @@ impl Shard {
     }
 
     /// All bytes of the container where it is mapped into memory, unchecked; None if it is not.
-    pub fn mapping(&self) -> Option<&[u8]> {
-        self.reader.view(0, self.reader.size())
+    /// Waits for those that come over a network.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if they do not come.
+    pub fn mapping(&self) -> Result<Option<&[u8]>> {
+        self.wait_whole()?;
+        Ok(self.reader.view(0, self.reader.size()))
+    }
+
+    /// The address of the mapping. What comes over a network is there as soon as it was checked.
+    pub fn address(&self) -> Option<usize> {
+        self.reader.address()
+    }
+
+    pub(super) fn wait_whole(&self) -> Result<()> {
+        self.reader.wait_whole().map_err(|error| Error::io("reading", &self.path, error))
     }
 
     /// Hands on all bytes of the container, unchecked, at most 1 MiB at a time. They are read: of a

@@ -33,6 +33,20 @@ pub(super) fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<V
     (pieces, batches)
 }
 
+/// Cuts a whole object into pieces, in the order of their bytes, and tells which of them hold the
+/// ranges that are wanted `first`.
+pub(super) fn plan_whole(first: &[Range<u64>], size: u64) -> (Vec<Range<u64>>, Vec<bool>) {
+    let mut plan = QueuePlan::default();
+    first.iter().for_each(|range| plan.add(range.clone(), u64::MAX));
+    plan.end_batch();
+    let count = plan.count;
+    plan.add(0..size, u64::MAX);
+    plan.end_batch();
+    let mut pieces = plan.pieces;
+    pieces.sort_by_key(|piece| piece.range.start);
+    pieces.into_iter().map(|piece| (piece.range, piece.batch < count)).unzip()
+}
+
 /// A plan that grows by ranges.
 #[derive(Default)]
 struct QueuePlan {
@@ -144,6 +158,24 @@ mod tests {
         assert_eq!(batches, [0, 0, 1, 1, 2]);
         assert!(found.windows(2).all(|pair| pair[0].1.end == pair[1].1.start));
         assert_eq!((found[0].1.start, found[4].1.end), (7, 7 + 80 * MIB));
+    }
+
+    #[test]
+    fn a_whole_object_is_cut_once() {
+        let size = 40 * MIB + 7;
+        for first in [vec![], vec![5..9], vec![20 * MIB..20 * MIB + 3, 0..9], vec![0..size]] {
+            let (pieces, wanted) = plan_whole(&first, size);
+            let mut end = 0;
+            for piece in &pieces {
+                assert!(piece.start == end && piece.end - end <= PIECE_BYTES, "{first:?}");
+                end = piece.end;
+            }
+            assert_eq!(end, size);
+            let is_first = |piece: &Range<u64>| {
+                first.iter().any(|range| piece.start < range.end && range.start < piece.end)
+            };
+            assert_eq!(wanted, pieces.iter().map(is_first).collect::<Vec<_>>(), "{first:?}");
+        }
     }
 
     #[test]

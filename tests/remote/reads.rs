@@ -123,7 +123,7 @@ fn verification_fetches_every_byte_about_once() {
 fn a_container_in_memory_is_mapped() {
     let fixture = Fixture::new();
     let model = patient().in_memory(true).open(fixture.url()).unwrap();
-    assert_eq!(model.shards()[0].mapping().unwrap(), fixture.bytes);
+    assert_eq!(model.shards()[0].mapping().unwrap().unwrap(), fixture.bytes);
     fixture.server.answer(|_| Answer::Status(500));
     model.verify(Level::Full, &()).unwrap();
 }
