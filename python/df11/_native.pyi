@@ -70,9 +70,10 @@ def open(
 
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
-    fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
-    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to
-    about `cache_bytes` bytes, for later runs and other processes (default: the environment variable
+    fetches the chunks that are wanted. `in_memory=True` fetches whole containers into memory, and
+    returns before they are there: what reads a tensor waits for its bytes. `IoError` names the
+    object and the remedy. `cache` is a local folder that keeps what is fetched, up to about
+    `cache_bytes` bytes, for later runs and other processes (default: the environment variable
     `DF11_CACHE`, or none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of
@@ -245,6 +246,10 @@ class Model(Mapping[str, Tensor]):
     stored_bytes: Final[int]
     mappings: Final[list[tuple[int, int]]]
     """Address and bytes of each container's mapping: read-only, unchecked."""
+    is_coming: Final[bool]
+    """Whether bytes of the mappings still come over a network. Those of an array are there when
+    `check_tiles` has returned.
+    """
     def check_tiles(self, names: Sequence[str]) -> None:
         """Check the tensors among these that have `Tensor.tiles`: each byte once in the life of the
         model. Raises `KeyError`, `CorruptError`.

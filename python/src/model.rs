@@ -172,6 +172,11 @@ impl Model {
     }
 
     #[getter]
+    fn is_coming(&self) -> bool {
+        self.inner.shards().iter().any(Shard::is_coming)
+    }
+
+    #[getter]
     fn shards<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let shards = self.inner.shards().iter().map(|shard| {
             let (told, record) = (PyDict::new(py), &shard.directory().shard);

@@ -139,6 +139,11 @@ impl Shard {
         self.reader.address()
     }
 
+    /// Whether its bytes still come over a network to the address.
+    pub fn is_coming(&self) -> bool {
+        self.reader.address().is_some() && self.reader.view(0, 0).is_none()
+    }
+
     pub(super) fn wait_whole(&self) -> Result<()> {
         self.reader.wait_whole().map_err(|error| Error::io("reading", &self.path, error))
     }

@@ -434,8 +434,8 @@ mod tests {
             assert_eq!(read[0], wanted[length - 1]);
             assert!(object.read_exact_at(length as u64, &mut read[..1]).is_err());
         }
-        let (source, version, _) = object(1, 8);
-        let large = Version { size: i64::MAX as u64, ..version };
+        let (source, mut large, _) = object(1, 8);
+        large.size = i64::MAX as u64;
         let error = begin(&Arc::default(), &source, &large).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }
@@ -457,11 +457,33 @@ mod tests {
     }
 
     #[test]
+    fn what_is_waited_for_is_next() {
+        let ((source, version, wanted), arrivals) = (object(SIZE, 8), Arc::<Arrivals>::default());
+        parallel::lock(&arrivals.state).under_way = MOST_REQUESTS;
+        let handle = runtime::handle().unwrap();
+        let first = PIECE_BYTES + 1..PIECE_BYTES + 2;
+        let object = arrivals.begin((source, version, handle), "x", &[first]).unwrap();
+        let mut state = parallel::lock(&arrivals.state);
+        let last = object.0.pieces.len() - 1;
+        object.0.hurry(last, &mut state);
+        object.0.hurry(last, &mut state);
+        let order = state.wanted.iter().chain(&state.others).map(|(_, index)| *index);
+        let order: Vec<_> = order.map(|index| object.0.pieces[index].start).collect();
+        let starts = [2 * PIECE_BYTES + 2, PIECE_BYTES + 1, 0, PIECE_BYTES, PIECE_BYTES + 2];
+        assert_eq!(order, starts);
+        drop(state);
+        // The requests that were said to be under way end.
+        (0..MOST_REQUESTS).for_each(|_| arrivals.end(None));
+        object.wait_whole().unwrap();
+        assert!(object.view(0, SIZE as u64).unwrap() == wanted);
+    }
+
+    #[test]
     fn a_fault_of_one_ends_all() {
         let ((source, version, _), arrivals) = (object(SIZE, 0), Arc::default());
         let waiting = begin(&arrivals, &source, &version).unwrap();
-        let (other, changed, _) = object(10, 1);
-        let changed = Version { size: 11, ..changed };
+        let (other, mut changed, _) = object(10, 1);
+        changed.size = 11;
         let handle = runtime::handle().unwrap();
         let failed = arrivals.begin((other, changed, handle), "failed", &[]).unwrap();
         let text =
