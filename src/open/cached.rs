@@ -1,6 +1,6 @@
 //! Reading through the cache of chunks, and whole containers.
 
-use std::ops::Range;
+use std::{any::Any, ops::Range};
 
 use super::{cache::ChunkKey, shard::Shard};
 use crate::{
@@ -28,7 +28,14 @@ impl Shard {
     pub(super) fn brought_chunk(&self, chunk: usize) -> Result<Vec<u8>> {
         let Some(cache) = &self.cache else { return self.fetched_chunk(chunk) };
         let (key, range) = (self.key(chunk), &self.chunks[chunk]);
-        if let Some(bytes) = cache.find(&key, range.end - range.start) {
+        let find = || cache.find(&key, range.end - range.start);
+        if let Some(bytes) = find() {
+            self.accept_checksum(chunk, key.checksum)?;
+            return Ok(bytes);
+        }
+        let claim = cache.claim(&key);
+        let _claim = claim.map_err(|error| Error::io("reading", self.path(), error))?;
+        if let Some(bytes) = find() {
             self.accept_checksum(chunk, key.checksum)?;
             return Ok(bytes);
         }
@@ -37,20 +44,12 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// The parts of these ranges that no chunk of the cache has.
-    pub(super) fn not_cached(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-        let Some(cache) = &self.cache else { return ranges };
-        let mut parts = Vec::new();
-        for range in ranges {
-            let mut at = range.start;
-            for chunk in self.chunks_of(&range).filter(|&chunk| cache.has(&self.key(chunk))) {
-                let Range { start, end } = self.chunks[chunk];
-                parts.extend((at < start).then_some(at..start));
-                at = end;
-            }
-            parts.extend((at < range.end).then_some(at..range.end));
+    /// Has ranges brought, in this order, while they are read: to memory, or to the cache.
+    pub(super) fn bring(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
+        match &self.cache {
+            Some(cache) => self.fill(cache, ranges),
+            None => self.reader.read_ahead(ranges),
         }
-        parts
     }
 
     /// The places of arrays that are wanted before long ones: loaders read codebooks, records and
@@ -78,10 +77,10 @@ impl Shard {
         }
         let length = self.file_length();
         let mut bytes = memory_of(length).map_err(of_file)?;
-        let _ahead = self.expect(&self.not_cached(vec![0..length]));
+        let _ahead = self.bring(&self.chunks);
         for (index, chunk) in self.chunks.iter().enumerate() {
             self.append_until(chunk.start, &mut bytes)?;
-            bytes.extend_from_slice(&self.brought_chunk(index)?);
+            bytes.extend_from_slice(&self.far_chunk(index)?);
         }
         self.append_until(length, &mut bytes)?;
         Ok(Box::new(bytes))

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "cudarc")]
 use std::collections::HashMap;
+#[cfg(feature = "remote")]
+use std::sync::Weak;
 use std::{
     borrow::Cow,
     fmt,
@@ -10,9 +12,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
 };
 
-#[cfg(feature = "remote")]
-use super::cache::Cache;
 use super::kept::KeptChunks;
+#[cfg(feature = "remote")]
+use super::{cache::Cache, filling::Filler};
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -47,6 +49,9 @@ pub struct Shard {
     /// Chunks on a local disk.
     #[cfg(feature = "remote")]
     pub(super) cache: Option<Arc<Cache>>,
+    /// Those that fill it with its chunks.
+    #[cfg(feature = "remote")]
+    pub(super) fillers: Mutex<Vec<Weak<Filler>>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -107,6 +112,8 @@ impl Shard {
             kept: Arc::default(),
             #[cfg(feature = "remote")]
             cache: None,
+            #[cfg(feature = "remote")]
+            fillers: Mutex::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             bases: None,

@@ -36,7 +36,7 @@ pub(crate) fn end_waits_with<T>(is_over: &Arc<AtomicBool>, work: impl FnOnce() -
 
 /// # Errors
 /// [`io::ErrorKind::Interrupted`] if waits shall end.
-pub(super) fn check() -> io::Result<()> {
+pub(crate) fn check() -> io::Result<()> {
     let is_stopped = *IS_STOPPED.read().unwrap_or_else(PoisonError::into_inner);
     let is_over = |over: &Arc<AtomicBool>| over.load(Ordering::Relaxed);
     if is_stopped() || IS_OVER.with(|over| over.borrow().as_ref().is_some_and(is_over)) {

@@ -27,6 +27,6 @@ mod upload;
 pub(crate) use fetch::{Patience, memory_of};
 pub(crate) use hub::Repository;
 pub use interrupt::end_waits_when;
-pub(crate) use interrupt::end_waits_with;
+pub(crate) use interrupt::{check as check_interrupt, end_waits_with};
 pub(crate) use object::Object;
 pub(crate) use place::{Content, Place, STEMS};
