@@ -2,8 +2,8 @@
 
     python benches/store.py CONTAINER.df11 [--turns 7] [--gb-s 0.25] [--ways df11,...]
 
-Needs the Python package, and obstore for its way. Both fetch the same file with ranges of 16 MiB, at
-most 32 at once; df11 also parses the directory. *Loaded* checks and decodes tensors while they
+Needs the Python package, and obstore for its way. Both fetch the same file with ranges of 16 MiB,
+at most 32 at once; df11 also parses the directory. *Loaded* checks and decodes tensors while they
 come, and *loaded afterwards* when all are there. Prints one JSON line a turn, and medians. The
 server is a process of its own and sends from the page cache, so many 10⁹ bytes a second.
 """

@@ -142,8 +142,8 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. Waits for those
-        that come over a network, and raises the errors of reading them.
+        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. Waits for
+        those that come over a network, and raises the errors of reading them.
         """
         if self._wait is not None:
             self._wait()

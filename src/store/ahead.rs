@@ -5,8 +5,8 @@
 //!              ↑   └BEHIND┘ ↑ └ AHEAD  ┘
 //!              freed        read now     fetched meanwhile
 //! ```
-//! Each read that has to wait makes AHEAD longer, up to 512 MiB: a server that takes long to answer,
-//! or sends slowly to each connection, is then asked by more requests at once.
+//! Each read that has to wait makes AHEAD longer, up to 512 MiB: a server that takes long to
+//! answer, or sends slowly to each connection, is then asked by more requests at once.
 
 use std::{
     collections::VecDeque,
