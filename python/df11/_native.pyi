@@ -52,7 +52,7 @@ __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 def open(
     path: _Path,
     *,
-    memory_map: bool = True,
+    memory_map: bool | None = None,
     checksums: bool = True,
     in_memory: bool = False,
     base: _Path | None = None,
@@ -65,8 +65,9 @@ def open(
     0.1 µs each) and not with their size. Containers are mapped into memory and **must not be
     truncated or changed in place while the model lives**, which would end the process. Replacing
     one by renaming is safe. With `memory_map=False` they are read on demand: this is slower for
-    small parts, and a file that shrinks is an `IoError`. `checksums=False` skips the check of each
-    1 MiB chunk when it is first read.
+    small parts, and a file that shrinks is an `IoError`. `DF11_MEMORY_MAP=0` in the environment
+    says so of all files for which this is not given; loaders then read them into memory.
+    `checksums=False` skips the check of each 1 MiB chunk when it is first read.
 
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading

@@ -1,6 +1,6 @@
 //! Models and their blocks: opened and looked at.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{env, ffi::OsString, path::PathBuf, sync::Arc};
 
 use df11::hazmat::{ReadAhead as Announced, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
 use df11::{Observer, OpenOptions};
@@ -38,20 +38,22 @@ const DEFAULT_CACHE_BYTES: u64 = 64 << 30;
 /// Maps and validates a container or a folder of shards.
 #[pyfunction]
 #[pyo3(signature = (
-    path, *, memory_map=true, checksums=true, in_memory=false, base=None, cache=None,
+    path, *, memory_map=None, checksums=true, in_memory=false, base=None, cache=None,
     cache_bytes=DEFAULT_CACHE_BYTES
 ))]
 #[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
 pub(crate) fn open(
     py: Python<'_>,
     path: PathBuf,
-    memory_map: bool,
+    memory_map: Option<bool>,
     checksums: bool,
     in_memory: bool,
     base: Option<PathBuf>,
     cache: Option<PathBuf>,
     cache_bytes: u64,
 ) -> PyResult<Model> {
+    let memory_map =
+        memory_map.unwrap_or_else(|| env::var_os("DF11_MEMORY_MAP") != Some("0".into()));
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
     let options =
         cache.into_iter().fold(options, |options, cache| options.cache(cache, cache_bytes));

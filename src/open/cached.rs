@@ -80,7 +80,11 @@ impl Shard {
         let _ahead = self.bring(&self.chunks);
         for (index, chunk) in self.chunks.iter().enumerate() {
             self.append_until(chunk.start, &mut bytes)?;
-            bytes.extend_from_slice(&self.far_chunk(index)?);
+            if self.cache.is_some() {
+                bytes.extend_from_slice(&self.far_chunk(index)?);
+            } else {
+                bytes.extend_from_slice(&self.fetched_chunk(index)?);
+            }
         }
         self.append_until(length, &mut bytes)?;
         Ok(Box::new(bytes))

@@ -248,7 +248,7 @@ pub(crate) fn memory_of(bytes: u64) -> io::Result<Vec<u8>> {
     let room = usize::try_from(bytes).ok().and_then(|room| memory.try_reserve_exact(room).ok());
     room.map(|()| memory).ok_or_else(|| {
         let problem = format!(
-            "it takes {bytes} bytes of memory; fetch the container to a disk, and open it there"
+            "it takes {bytes} bytes of memory; put the container on a local disk, and open it there"
         );
         io_remedied(io::ErrorKind::OutOfMemory, problem)
     })
