@@ -33,14 +33,25 @@ fn read(fixture: &Fixture, options: &OpenOptions) {
     }
 }
 
-/// The chunks that a cache has. Besides them it has locks alone, without bytes.
+/// The chunks that a cache has, by their paths. Besides them it has locks alone, without bytes, and
+/// files of threads that fill it at this moment.
 fn chunks(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let (chunks, others): (BTreeMap<_, _>, BTreeMap<_, _>) = files(folder)
-        .into_iter()
-        .partition(|(path, _)| Path::new(path).extension() == Some("chunk".as_ref()));
-    let is_lock = |(path, bytes): (&String, &Vec<u8>)| path.ends_with(".lock") && bytes.is_empty();
-    assert!(others.iter().all(is_lock), "{:?}", others.keys());
-    chunks
+    let models = fs::read_dir(folder).unwrap().map(|model| model.unwrap().path());
+    let all = models.filter(|model| model.file_name().is_some_and(|name| name.len() == 64));
+    let all = all.flat_map(|model| fs::read_dir(model).unwrap());
+    let named = all.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+        (name, fs::read(path))
+    });
+    let (chunks, others): (Vec<_>, Vec<_>) =
+        named.partition(|(name, _)| Path::new(name).extension() == Some("chunk".as_ref()));
+    for (name, bytes) in others {
+        let is_lock = name.ends_with(".lock") && bytes.is_ok_and(|bytes| bytes.is_empty());
+        assert!(is_lock || name.ends_with(".part"), "{name}");
+    }
+    // One that goes meanwhile is none.
+    chunks.into_iter().filter_map(|(name, bytes)| Some((name, bytes.ok()?))).collect()
 }
 
 /// Bytes that the server sent since it was last asked.
@@ -136,7 +147,7 @@ fn what_was_used_longest_ago_goes_first() {
     assert!(size() <= 2 * CHUNK && folder.path().join(used).exists());
     let none = patient().cache(folder.path().join("a/b"), 0);
     none.open(server.url("m/x.df11")).unwrap().tensors().next().unwrap().decode::<u8>().unwrap();
-    assert!(files(&folder.path().join("a")).is_empty());
+    assert!(chunks(&folder.path().join("a/b")).is_empty());
 }
 
 /// A store that claims another model's identity and checksums gives it no chunks, and files of
