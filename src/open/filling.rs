@@ -109,7 +109,7 @@ impl Filler {
     fn new(shard: &Shard, cache: &Arc<Cache>, chunks: &[usize]) -> Self {
         let (mut lots, mut lot_of) = (Vec::<Vec<LotChunk>>::new(), HashMap::new());
         let (directory, mut before) = (shard.directory(), None);
-        for &number in chunks.iter() {
+        for &number in chunks {
             if lot_of.contains_key(&number) {
                 continue;
             }

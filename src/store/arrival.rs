@@ -133,30 +133,9 @@ impl Arrivals {
         }
         state.wanted.extend(early);
         state.others.extend(late);
-        self.start(&mut state);
+        state.start();
         drop(state);
         Ok(ArrivingObject(object))
-    }
-
-    /// Makes as many requests as there may be at once.
-    fn start(self: &Arc<Self>, state: &mut ArrivalState) {
-        state.tasks.retain(|(_, task)| !task.is_finished());
-        while state.under_way < MOST_REQUESTS && state.failure.is_none() {
-            let Some((object, index)) =
-                state.wanted.pop_front().or_else(|| state.others.pop_front())
-            else {
-                break;
-            };
-            let Some(object) = object.upgrade() else { continue };
-            let mut part = write(&object.parts[index]);
-            let Part::Empty(room) = mem::replace(&mut *part, Part::Coming) else {
-                unreachable!("a piece is fetched once")
-            };
-            drop(part);
-            let task = object.handle.spawn(object.fetch(index, room));
-            state.tasks.push((Arc::downgrade(&object), task.abort_handle()));
-            state.under_way += 1;
-        }
     }
 
     /// Notes that a request ended, and makes another one.
@@ -168,9 +147,31 @@ impl Arrivals {
             state.tasks.drain(..).for_each(|(_, task)| task.abort());
             (state.wanted, state.others) = Default::default();
         }
-        self.start(&mut state);
+        state.start();
         drop(state);
         self.changed.notify_all();
+    }
+}
+
+impl ArrivalState {
+    /// Makes as many requests as there may be at once.
+    fn start(&mut self) {
+        self.tasks.retain(|(_, task)| !task.is_finished());
+        while self.under_way < MOST_REQUESTS && self.failure.is_none() {
+            let Some((object, index)) = self.wanted.pop_front().or_else(|| self.others.pop_front())
+            else {
+                break;
+            };
+            let Some(object) = object.upgrade() else { continue };
+            let mut part = write(&object.parts[index]);
+            let Part::Empty(room) = mem::replace(&mut *part, Part::Coming) else {
+                unreachable!("a piece is fetched once")
+            };
+            drop(part);
+            let task = object.handle.spawn(object.fetch(index, room));
+            self.tasks.push((Arc::downgrade(&object), task.abort_handle()));
+            self.under_way += 1;
+        }
     }
 }
 

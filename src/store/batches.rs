@@ -37,7 +37,9 @@ pub(super) fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<V
 /// ranges that are wanted `first`.
 pub(super) fn plan_whole(first: &[Range<u64>], size: u64) -> (Vec<Range<u64>>, Vec<bool>) {
     let mut plan = QueuePlan::default();
-    first.iter().for_each(|range| plan.add(range.clone(), u64::MAX));
+    for range in first {
+        plan.add(range.clone(), u64::MAX);
+    }
     plan.end_batch();
     let count = plan.count;
     plan.add(0..size, u64::MAX);

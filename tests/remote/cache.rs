@@ -47,8 +47,9 @@ fn chunks(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let (chunks, others): (Vec<_>, Vec<_>) =
         named.partition(|(name, _)| Path::new(name).extension() == Some("chunk".as_ref()));
     for (name, bytes) in others {
-        let is_lock = name.ends_with(".lock") && bytes.is_ok_and(|bytes| bytes.is_empty());
-        assert!(is_lock || name.ends_with(".part"), "{name}");
+        let ending = name.rsplit('.').next();
+        let is_lock = ending == Some("lock") && bytes.is_ok_and(|bytes| bytes.is_empty());
+        assert!(is_lock || ending == Some("part"), "{name}");
     }
     // One that goes meanwhile is none.
     chunks.into_iter().filter_map(|(name, bytes)| Some((name, bytes.ok()?))).collect()
