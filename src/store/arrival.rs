@@ -389,7 +389,9 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::store::{Patience, batches::PIECE_BYTES, object::wait, runtime};
+    use crate::store::{
+        Patience, batches::SHORT_PIECE_BYTES as PIECE_BYTES, object::wait, runtime,
+    };
 
     const SIZE: usize = 2 * PIECE_BYTES as usize + 1001;
 
