@@ -20,7 +20,7 @@ use std::{
 };
 
 use super::{
-    cache::{Cache, ChunkKey, LOT_CHUNKS},
+    cache::{Cache, ChunkKey, FillAhead, LOT_CHUNKS},
     kept::KeptChunks,
     shard::Shard,
 };
@@ -83,12 +83,13 @@ impl Shard {
         let chunks: Vec<usize> = ranges.iter().flat_map(|range| self.chunks_of(range)).collect();
         let mut fillers = parallel::lock(&self.fillers);
         fillers.retain(|filler| filler.strong_count() > 0);
-        let covers = |filler: Arc<Filler>| chunks.iter().all(|it| filler.lot_of.contains_key(it));
-        if chunks.is_empty() || fillers.iter().filter_map(Weak::upgrade).any(covers) {
+        let mut others = fillers.iter().filter_map(Weak::upgrade);
+        if chunks.is_empty() || others.any(|filler| filler.covers(&chunks)) {
             return None;
         }
         let filler = Arc::new(Filler::new(self, cache, &chunks));
-        fillers.push(Arc::downgrade(&filler));
+        let weak = Arc::downgrade(&filler);
+        fillers.push(weak);
         for _ in 0..AHEAD.min(filler.lots.len()) {
             let filler = Arc::clone(&filler);
             let work = move || end_waits_with(&filler.is_over, || filler.work());
@@ -102,6 +103,22 @@ impl Shard {
     pub(super) fn tell_fillers(&self, chunk: usize) {
         let fillers = parallel::lock(&self.fillers);
         fillers.iter().filter_map(Weak::upgrade).for_each(|filler| filler.move_to(chunk));
+    }
+}
+
+impl FillAhead for Filler {
+    fn covers(&self, chunks: &[usize]) -> bool {
+        chunks.iter().all(|chunk| self.lot_of.contains_key(chunk))
+    }
+
+    fn move_to(&self, chunk: usize) {
+        let Some(&lot) = self.lot_of.get(&chunk) else { return };
+        let mut state = parallel::lock(&self.state);
+        // A lot far ahead is read by itself: whoever comes to it in order has it filled.
+        if lot > state.read && lot <= state.next + AHEAD {
+            state.read = lot;
+            self.changed.notify_all();
+        }
     }
 }
 
@@ -134,16 +151,6 @@ impl Filler {
             state: Mutex::default(),
             changed: Condvar::new(),
             is_over: Arc::default(),
-        }
-    }
-
-    fn move_to(&self, chunk: usize) {
-        let Some(&lot) = self.lot_of.get(&chunk) else { return };
-        let mut state = parallel::lock(&self.state);
-        // A lot far ahead is read by itself: whoever comes to it in order has it filled.
-        if lot > state.read && lot <= state.next + AHEAD {
-            state.read = lot;
-            self.changed.notify_all();
         }
     }
 

@@ -12,9 +12,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
 };
 
-use super::kept::KeptChunks;
 #[cfg(feature = "remote")]
-use super::{cache::Cache, filling::Filler};
+use super::cache::{Cache, FillAhead};
+use super::kept::KeptChunks;
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -51,7 +51,7 @@ pub struct Shard {
     pub(super) cache: Option<Arc<Cache>>,
     /// Those that fill it with its chunks.
     #[cfg(feature = "remote")]
-    pub(super) fillers: Mutex<Vec<Weak<Filler>>>,
+    pub(super) fillers: Mutex<Vec<Weak<dyn FillAhead>>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,

@@ -24,9 +24,8 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     batches::plan_whole,
-    fetch::{MOST_REQUESTS, ObjectSource, Version, ended_early, memory_of},
+    fetch::{MOST_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of},
     interrupt,
-    object::forked,
 };
 use crate::{error::io_remedied, io::ReadAt, parallel};
 
@@ -44,14 +43,14 @@ struct ArrivalState {
     others: VecDeque<Piece>,
     tasks: Vec<(Weak<Arriving>, AbortHandle)>,
     under_way: usize,
-    failure: Option<Failure>,
+    failure: Option<ArrivalFailure>,
 }
 
 /// A piece of an object, by its index.
 type Piece = (Weak<Arriving>, usize);
 
 /// Why nothing more comes, and of which object.
-struct Failure {
+struct ArrivalFailure {
     name: String,
     kind: io::ErrorKind,
     text: String,
@@ -68,14 +67,14 @@ struct Arriving {
     /// Where its bytes will be.
     address: usize,
     pieces: Vec<Range<u64>>,
-    parts: Vec<RwLock<Part>>,
+    parts: Vec<RwLock<ArrivingPart>>,
     /// Parts that are not here.
     missing: AtomicUsize,
     whole: OnceLock<BytesMut>,
 }
 
 /// Memory of a piece. All parts of an object are one allocation.
-enum Part {
+enum ArrivingPart {
     Empty(BytesMut),
     /// A request fills it.
     Coming,
@@ -99,14 +98,14 @@ impl Arrivals {
         name: &str,
         first: &[Range<u64>],
     ) -> io::Result<ArrivingObject> {
-        let (pieces, wanted) = plan_whole(first, version.size);
         // By way of `Bytes` the empty vector becomes a `BytesMut` with its capacity.
         let mut rest = BytesMut::from(Bytes::from(memory_of(version.size)?));
         rest.reserve(version.size as usize);
+        let (pieces, wanted) = plan_whole(first, version.size);
         let address = rest.as_ptr() as usize;
         let parts = pieces.iter().map(|piece| {
             let next = rest.split_off((piece.end - piece.start) as usize);
-            RwLock::new(Part::Empty(mem::replace(&mut rest, next)))
+            RwLock::new(ArrivingPart::Empty(mem::replace(&mut rest, next)))
         });
         let parts: Vec<_> = parts.collect();
         let object = Arc::new(Arriving {
@@ -139,7 +138,7 @@ impl Arrivals {
     }
 
     /// Notes that a request ended, and makes another one.
-    fn end(self: &Arc<Self>, failure: Option<Failure>) {
+    fn end(self: &Arc<Self>, failure: Option<ArrivalFailure>) {
         let mut state = parallel::lock(&self.state);
         state.under_way -= 1;
         if let Some(failure) = failure {
@@ -164,7 +163,7 @@ impl ArrivalState {
             };
             let Some(object) = object.upgrade() else { continue };
             let mut part = write(&object.parts[index]);
-            let Part::Empty(room) = mem::replace(&mut *part, Part::Coming) else {
+            let ArrivingPart::Empty(room) = mem::replace(&mut *part, ArrivingPart::Coming) else {
                 unreachable!("a piece is fetched once")
             };
             drop(part);
@@ -198,10 +197,11 @@ impl Arriving {
     /// Makes one of all parts, which are here: they lie side by side, so nothing is copied.
     fn join(&self) {
         let mut parts: Vec<_> = self.parts.iter().map(write).collect();
-        let bytes = parts.iter_mut().map(|part| match mem::replace(&mut **part, Part::Joined) {
-            Part::Here(bytes) => bytes,
-            _ => unreachable!("all parts are here"),
-        });
+        let bytes =
+            parts.iter_mut().map(|part| match mem::replace(&mut **part, ArrivingPart::Joined) {
+                ArrivingPart::Here(bytes) => bytes,
+                _ => unreachable!("all parts are here"),
+            });
         let whole = bytes.reduce(|mut whole, part| {
             whole.unsplit(part);
             whole
@@ -228,7 +228,7 @@ impl Arriving {
                 out.copy_from_slice(&whole[offset as usize..][..out.len()]);
                 return Ok(out.len());
             }
-            if let Part::Here(bytes) = &*read(&self.parts[index]) {
+            if let ArrivingPart::Here(bytes) = &*read(&self.parts[index]) {
                 out[..count].copy_from_slice(&bytes[from..from + count]);
                 return Ok(count);
             }
@@ -245,7 +245,8 @@ impl Arriving {
     fn wait_for(self: &Arc<Self>, index: usize) -> io::Result<()> {
         let mut state = parallel::lock(&self.arrivals.state);
         self.hurry(index, &mut state);
-        let is_away = || matches!(&*read(&self.parts[index]), Part::Empty(_) | Part::Coming);
+        let is_away =
+            || matches!(&*read(&self.parts[index]), ArrivingPart::Empty(_) | ArrivingPart::Coming);
         self.wait_while(is_away, state)
     }
 
@@ -268,7 +269,7 @@ impl Arriving {
     /// Puts a piece before all others, if no request fetches it yet.
     fn hurry(self: &Arc<Self>, index: usize, state: &mut ArrivalState) {
         let is_it = |(object, other): &Piece| *other == index && self.is(object);
-        if !matches!(&*read(&self.parts[index]), Part::Empty(_)) {
+        if !matches!(&*read(&self.parts[index]), ArrivingPart::Empty(_)) {
             return;
         }
         let take =
@@ -292,7 +293,7 @@ impl Drop for ArrivingObject {
     }
 }
 
-impl Failure {
+impl ArrivalFailure {
     /// The failure as an error of reading this object.
     fn error(&self, name: &str) -> io::Error {
         let Self { name: failed, kind, text } = self;
@@ -322,7 +323,7 @@ impl Drop for Request {
         let found = self.found.take().unwrap_or_else(|| Err(ended_early()));
         let failure = self.object.upgrade().and_then(|object| match found {
             Ok(bytes) => {
-                *write(&object.parts[self.index]) = Part::Here(bytes);
+                *write(&object.parts[self.index]) = ArrivingPart::Here(bytes);
                 if object.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
                     object.join();
                 }
@@ -330,7 +331,7 @@ impl Drop for Request {
             }
             Err(error) => {
                 let (name, kind) = (object.name.clone(), error.kind());
-                Some(Failure { name, kind, text: error.to_string() })
+                Some(ArrivalFailure { name, kind, text: error.to_string() })
             }
         });
         self.arrivals.end(failure);
@@ -373,11 +374,11 @@ impl ReadAt for ArrivingObject {
     }
 }
 
-fn read(part: &RwLock<Part>) -> RwLockReadGuard<'_, Part> {
+fn read(part: &RwLock<ArrivingPart>) -> RwLockReadGuard<'_, ArrivingPart> {
     part.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(part: &RwLock<Part>) -> RwLockWriteGuard<'_, Part> {
+fn write(part: &RwLock<ArrivingPart>) -> RwLockWriteGuard<'_, ArrivingPart> {
     part.write().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -259,6 +259,12 @@ pub(super) fn ended_early() -> io::Error {
     io_remedied(io::ErrorKind::Other, "the request ended early; open the container again")
 }
 
+/// The error of a process that was forked from the one that opened an object.
+pub(super) fn forked() -> io::Error {
+    let problem = "it was opened before this process was forked; open it in this one";
+    io_remedied(io::ErrorKind::Other, problem)
+}
+
 fn wrong_length(than: &str) -> Fault {
     let text = format!("the server sent {than} bytes than it was asked for");
     Fault::passing(io::ErrorKind::UnexpectedEof, text)

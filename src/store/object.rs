@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use super::{
     ahead::{AheadQueue, Fetcher, Queues},
     arrival::Arrivals,
-    fetch::{ObjectSource, Version, ended_early},
+    fetch::{ObjectSource, Version, ended_early, forked},
     interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
@@ -99,12 +99,6 @@ impl Object {
     fn check_process(&self) -> io::Result<()> {
         if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
-}
-
-/// The error of a process that was forked from the one that opened an object.
-pub(super) fn forked() -> io::Error {
-    let problem = "it was opened before this process was forked; open it in this one";
-    io_remedied(io::ErrorKind::Other, problem)
 }
 
 impl ReadAt for Object {
