@@ -39,14 +39,31 @@ pub trait ReadAt: Send + Sync {
         None
     }
 
-    /// Fetches all [`size`](Self::size) bytes to memory, by requests that run at once. None where a
-    /// read waits for no network.
+    /// Begins to fetch all [`size`](Self::size) bytes to memory, by requests that run at once, the
+    /// ranges `first` before the rest. Reads of the answer wait for their bytes. None where a read
+    /// waits for no network.
     ///
     /// # Errors
-    /// [`io::ErrorKind::OutOfMemory`], and those of reading.
+    /// [`io::ErrorKind::OutOfMemory`].
     #[doc(hidden)]
-    fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
+    fn bring_whole(&self, _first: &[Range<u64>]) -> Option<io::Result<Box<dyn ReadAt>>> {
         None
+    }
+
+    /// Waits until views can be had, if the bytes are on their way into memory.
+    ///
+    /// # Errors
+    /// Those of reading.
+    #[doc(hidden)]
+    fn wait_whole(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The address at which the bytes lie, or will lie, in memory. They may be read when they have
+    /// been read through this, or checked. None if there are no views.
+    #[doc(hidden)]
+    fn address(&self) -> Option<usize> {
+        self.view(0, self.size()).map(|bytes| bytes.as_ptr() as usize)
     }
 
     /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,9 @@ class Tensors(Mapping[str, Tensor]):
             arrays = self._arrays(tiles)
             self._names[arrays[0].data_ptr()] = name
             part = Part.whole(tiles.kind, tiles.rows, tiles.columns, tiles.staged_bytes)
-            self._found[name] = CompressedTensor(arrays, [part], stored.shape)
+            self._found[name] = value = CompressedTensor(arrays, [part], stored.shape)
+            if self.container.is_coming:
+                value._wait = partial(self.container.check_tiles, [name])
         return self._found.get(name)
 
     def _arrays(self, tiles: Any) -> Arrays:
@@ -100,7 +103,7 @@ class Tensors(Mapping[str, Tensor]):
     def names(self, value: CompressedTensor) -> list[str]:
         return [
             self._names[mine[0].data_ptr()]
-            for _, mine in parts_with_arrays(value._arrays, value.flat_parts)
+            for _, mine in parts_with_arrays(value._places, value.flat_parts)
         ]
 
     def moved(self, name: str, copy: CompressedTensor) -> None:
@@ -163,7 +166,7 @@ class Tensors(Mapping[str, Tensor]):
         return {**self.cut(some), **whole}
 
     def lengths(self, tiles: Area) -> list[int]:
-        return [array.numel() for array in self._found[tiles.name]._arrays[:4]]
+        return [array.numel() for array in self._found[tiles.name]._places[:4]]
 
 
 def _frombuffer(buffer: Any, offset: int = 0, count: int = -1) -> Tensor:

@@ -241,7 +241,9 @@ class Checkpoint(dict[str, torch.Tensor]):
             if path.suffix != ".safetensors":
                 raise ValueError(f"df11 compresses files of safetensors, not {path}; {SAVE_AGAIN}")
             self.made = Made(path)
-        self.tensors = Tensors(_native.open(path) if self.made is None else self.made.container)
+        self.tensors = Tensors(
+            _native.open(path, in_memory=True) if self.made is None else self.made.container
+        )
         super().__init__({name: self.tensors[name] for name in self.tensors})
         self.lineage = Lineage(self.tensors, dict(self))
 

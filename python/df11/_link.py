@@ -90,7 +90,7 @@ def open_folder(folder: Path) -> Any:
     """
     root = next((each for each in (folder, *folder.parents) if each in _names), None)
     if root is None:
-        model = _native.open(folder)
+        model = _native.open(folder, in_memory=True)
     else:
         inner = folder.relative_to(root).as_posix()
         name = _names[root] if folder == root else f"{_names[root]}/{inner}"

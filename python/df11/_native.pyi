@@ -54,7 +54,7 @@ def open(
     path: _Path,
     *,
     device: Literal["cpu"] | None = None,
-    memory_map: bool = True,
+    memory_map: bool | None = None,
     checksums: bool = True,
     in_memory: bool = False,
     base: _Path | None = None,
@@ -67,14 +67,16 @@ def open(
     0.1 µs each) and not with their size. Containers are mapped into memory and **must not be
     truncated or changed in place while the model lives**, which would end the process. Replacing
     one by renaming is safe. With `memory_map=False` they are read on demand: this is slower for
-    small parts, and a file that shrinks is an `IoError`. `checksums=False` skips the check of each
-    1 MiB chunk when it is first read.
+    small parts, and a file that shrinks is an `IoError`. `DF11_MEMORY_MAP=0` in the environment
+    says so of all files for which this is not given; loaders then read them into memory.
+    `checksums=False` skips the check of each 1 MiB chunk when it is first read.
 
     `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
     `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
-    fetches the chunks that are wanted. `in_memory=True` fetches whole containers at once. `IoError`
-    names the object and the remedy. `cache` is a local folder that keeps what is fetched, up to
-    about `cache_bytes` bytes, for later runs and other processes (default: the environment variable
+    fetches the chunks that are wanted. `in_memory=True` fetches whole containers into memory, and
+    returns before they are there: what reads a tensor waits for its bytes. `IoError` names the
+    object and the remedy. `cache` is a local folder that keeps what is fetched, up to about
+    `cache_bytes` bytes, for later runs and other processes (default: the environment variable
     `DF11_CACHE`, or none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of
@@ -93,7 +95,7 @@ def open(
     path: _Path,
     *,
     device: int | str,
-    memory_map: bool = True,
+    memory_map: bool | None = None,
     checksums: bool = True,
     in_memory: bool = False,
     base: _Path | None = None,
@@ -263,6 +265,10 @@ class Model(Mapping[str, Tensor]):
     stored_bytes: Final[int]
     mappings: Final[list[tuple[int, int]]]
     """Address and bytes of each container's mapping: read-only, unchecked."""
+    is_coming: Final[bool]
+    """Whether bytes of the mappings still come over a network. Those of an array are there when
+    `check_tiles` has returned.
+    """
     def check_tiles(self, names: Sequence[str]) -> None:
         """Check the tensors among these that have `Tensor.tiles`: each byte once in the life of the
         model. Raises `KeyError`, `CorruptError`.

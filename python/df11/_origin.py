@@ -54,7 +54,7 @@ class Made:
         # Side files stay there, so the containers can be verified.
         out = held.enter_context(_native.TemporaryFolder(_place(folder))) / name
         _native.compress(folder, out, verify=False)
-        self.container: Any = _native.open(out)
+        self.container: Any = _native.open(out, in_memory=True)
         for shard in self.container.shards:
             unlink_mapped(Path(shard["path"]))
 

@@ -92,7 +92,7 @@ class Item:
     def _parts(self) -> Iterable[tuple[Part, Sequence[Tensor]]]:
         value = self.value
         return (
-            parts_with_arrays(value._arrays, value.flat_parts)
+            parts_with_arrays(value._places, value.flat_parts)
             if isinstance(value, CompressedTensor)
             else ()
         )

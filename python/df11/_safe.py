@@ -48,7 +48,8 @@ class safe_open:
         if backend not in _BACKENDS:
             known = " or ".join(f'"{name}"' for name in _BACKENDS)
             raise unfit(f"backend {backend!r} is not known", f"choose {known}")
-        self._model: Model | None = open(filename, memory_map=backend == "mmap", base=base)
+        mapped = None if backend == "mmap" else False
+        self._model: Model | None = open(filename, memory_map=mapped, base=base)
         if is_folder(filename):
             self._model.check_complete()
         self._added = open_added(filename, self._model, framework, device)

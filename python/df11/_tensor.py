@@ -8,7 +8,7 @@ their call. It cannot be written to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from itertools import chain
 from math import prod
@@ -70,6 +70,8 @@ class CompressedTensor(Compressed):
     is_matrix: bool
     matrix_shape: tuple[int, int]
     _names: tuple[str, ...]
+    #: Waits for its arrays, if they come over a network.
+    _wait: Callable[[], None] | None = None
     #: Its device. PyTorch needs some microseconds to find that of a subclass.
     _place: torch.device
 
@@ -140,7 +142,17 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """Its arrays. Nobody may write to them: they may lie in a read-only mapping."""
+        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. Waits for
+        those that come over a network, and raises the errors of reading them.
+        """
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
+        return self._places
+
+    @property
+    def _places(self) -> list[Tensor]:
+        """The same for callers that take lengths and addresses alone: without waiting."""
         return [getattr(self, name) for name in self._names]
 
     @property
@@ -150,6 +162,7 @@ class CompressedTensor(Compressed):
 
     @property
     def _kept(self) -> list[Tensor]:
+        assert self._arrays  # are here now
         return [getattr(self, f"_{label}{at}") for at, label in _kept(self.parts)]
 
     def _with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
@@ -158,7 +171,7 @@ class CompressedTensor(Compressed):
     @property
     def nbytes_stored(self) -> int:
         """Bytes of its arrays, each counted once. A window counts whole arrays."""
-        return sum({id(array): array.nbytes for array in self._arrays}.values())
+        return sum({id(array): array.nbytes for array in self._places}.values())
 
     @property
     def _nbytes(self) -> int:
@@ -166,7 +179,7 @@ class CompressedTensor(Compressed):
         windows of a matrix add up to its arrays.
         """
         total = 0.0
-        for part, mine in parts_with_arrays(self._arrays, self.flat_parts):
+        for part, mine in parts_with_arrays(self._places, self.flat_parts):
             share = part.height * part.width / (part.rows * part.columns)
             total += share * sum(array.numel() for array in mine)
         return round(total)
@@ -214,6 +227,7 @@ class CompressedTensor(Compressed):
         return self.like(exact=exact)
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
+        assert self._arrays  # are here now
         return list(self._names), (self.parts, tuple(self._options.items()))
 
     @staticmethod

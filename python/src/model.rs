@@ -1,6 +1,6 @@
 //! Models and their blocks: opened and looked at.
 
-use std::{ffi::OsString, path::PathBuf, sync::Arc};
+use std::{env, ffi::OsString, path::PathBuf, sync::Arc};
 
 use df11::hazmat::{ReadAhead as Announced, Shard, Tiles, format::records::FILE_WEIGHTS, shown};
 use df11::{Observer, OpenOptions};
@@ -38,7 +38,7 @@ const DEFAULT_CACHE_BYTES: u64 = 64 << 30;
 /// Maps and validates a container or a folder of shards, and loads it onto a GPU if one is named.
 #[pyfunction]
 #[pyo3(signature = (
-    path, *, device=None, memory_map=true, checksums=true, in_memory=false, base=None, cache=None,
+    path, *, device=None, memory_map=None, checksums=true, in_memory=false, base=None, cache=None,
     cache_bytes=DEFAULT_CACHE_BYTES
 ))]
 #[expect(clippy::too_many_arguments, reason = "as many as Python's function has")]
@@ -46,7 +46,7 @@ pub(crate) fn open<'py>(
     py: Python<'py>,
     path: PathBuf,
     device: Option<Bound<'py, PyAny>>,
-    memory_map: bool,
+    memory_map: Option<bool>,
     checksums: bool,
     in_memory: bool,
     base: Option<PathBuf>,
@@ -54,6 +54,8 @@ pub(crate) fn open<'py>(
     cache_bytes: u64,
 ) -> PyResult<Bound<'py, PyAny>> {
     let ordinal = device.as_ref().map(gpu::ordinal_of).transpose()?.flatten();
+    let memory_map =
+        memory_map.unwrap_or_else(|| env::var_os("DF11_MEMORY_MAP") != Some("0".into()));
     let options = OpenOptions::new().memory_map(memory_map).checksums(checksums);
     let options =
         cache.into_iter().fold(options, |options, cache| options.cache(cache, cache_bytes));
@@ -172,8 +174,14 @@ impl Model {
 
     #[getter]
     fn mappings(&self) -> Vec<(usize, usize)> {
-        let mapped = self.inner.shards().iter().filter_map(Shard::mapping);
-        mapped.map(|bytes| (bytes.as_ptr() as usize, bytes.len())).collect()
+        let shards = self.inner.shards().iter();
+        let place = |shard: &Shard| Some((shard.address()?, shard.file_length() as usize));
+        shards.filter_map(place).collect()
+    }
+
+    #[getter]
+    fn is_coming(&self) -> bool {
+        self.inner.shards().iter().any(Shard::is_coming)
     }
 
     #[getter]

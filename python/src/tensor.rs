@@ -3,7 +3,10 @@
 use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use df11::Dtype;
-use df11::hazmat::tile::{Arrays, Codebook, PairHistogram};
+use df11::hazmat::{
+    Shard,
+    tile::{Arrays, Codebook, PairHistogram},
+};
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::types::{PyByteArray, PyBytes, PyCapsule, PyMemoryView, PySlice, PyTuple};
 use pyo3::{intern, prelude::*};
@@ -145,6 +148,9 @@ impl Tensor {
 
     #[getter]
     fn tiles(&self, py: Python<'_>) -> PyResult<Option<Tiles>> {
+        if self.model.shards().iter().any(Shard::is_coming) {
+            return work::briefly(py, || Tiles::of(self));
+        }
         // Here, without the pool: to wake it takes longer.
         py.detach(|| Tiles::of(self)).or_raise(py)
     }
@@ -357,7 +363,7 @@ impl Tiles {
 
     #[getter]
     fn places(&self) -> Option<[(usize, usize); 4]> {
-        Some(self.view().views()?.map(|view| (view.as_ptr() as usize, view.len())))
+        self.view().places()
     }
 
     fn array<'py>(slf: &Bound<'py, Self>, index: usize) -> PyResult<Bound<'py, PyAny>> {

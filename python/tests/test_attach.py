@@ -3,7 +3,9 @@
 import copy
 import gc
 import inspect
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,25 @@ def test_any_module(tmp_path: Path, tied: bool, device: str) -> None:
     assert report.residences["position"] == report.residences["embed.weight"] == expected
     assert module.count == 3
     assert (module.head.weight is module.embed.weight) == tied
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_files_that_shrink(tmp_path: Path, mapped: bool) -> None:
+    """A mapped file that is truncated ends the process, and one in memory is not looked at."""
+    path = compressed(fill(Net()), tmp_path)
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_attach import Net, attach, fill, same
+
+module = attach(Net(), Path({str(path)!r}))
+os.truncate({str(path)!r}, 4096)
+assert same(module, fill(Net()))
+"""
+    environment = {**os.environ, "DF11_MEMORY_MAP": "1" if mapped else "0"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, check=False)
+    assert ended.returncode == (-signal.SIGBUS if mapped else 0)
 
 
 def test_defaults_are_the_same_everywhere() -> None:

@@ -205,6 +205,52 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
     assert hashes(df11.open(tmp_path / "saved")) == hashes(df11.open(url))
 
 
+def test_tensors_are_used_while_others_come(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not there yet is waited for, and never read before."""
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch")
+    from df11._container import Tensors
+
+    random = torch.Generator().manual_seed(1)
+    weights = {
+        name: (torch.randn(8192, 2560, generator=random) / 50).bfloat16() for name in ("a", "b")
+    }
+    (tmp_path / "served").mkdir()
+    safetensors.save_file(weights, tmp_path / "x.safetensors")
+    df11.compress(tmp_path / "x.safetensors", tmp_path / "served/x.df11", progress=False)
+    url, answer, goes_on = http(hub, tmp_path / "served"), hub.answer, threading.Event()
+
+    def held(path: str, headers: Any) -> tuple[int, dict[str, str], bytes]:
+        first, _, last = headers["Range"].removeprefix("bytes=").partition("-")
+        # Long pieces after those that have the first matrix.
+        if int(first) > 36 << 20 and int(last) - int(first) > 1 << 20:
+            goes_on.wait(60)
+        return answer(path, headers)
+
+    monkeypatch.setattr(hub, "answer", held)
+    container = df11._native.open(f"{url}/x.df11", in_memory=True)
+    tensors = Tensors(container)
+    both = [tensors[name] for name in ("a", "b")]
+    assert container.is_coming and tensors.names(both[1]) == ["b"]
+    assert torch.equal(both[0].decode(), weights["a"])
+    found: list[Any] = []
+    # A slice and a copy wait as the whole does.
+    uses = (lambda: both[1].decode(), lambda: both[1][5:7].decode(), lambda: both[1].clone())
+    waiting = [threading.Thread(target=lambda use=use: found.append(use())) for use in uses]
+    for thread in waiting:
+        thread.start()
+    time.sleep(0.5)
+    assert not found and container.is_coming
+    goes_on.set()
+    for thread in waiting:
+        thread.join()
+    wanted = weights["b"]
+    assert all(torch.equal(each, wanted if len(each) > 2 else wanted[5:7]) for each in found)
+    assert len(found) == 3 and not container.is_coming
+
+
 def test_a_save_takes_side_files_from_a_store(hub: Hub, tmp_path: Path) -> None:
     """And containers stay in their subfolders."""
     torch = pytest.importorskip("torch")
@@ -414,7 +460,8 @@ def test_a_cache_spares_requests(
     upload(bucket, folder, "cached/a")
     assert hashes(df11.open(name, cache=place)) == WANTED
     chunks = list(place.rglob("*.chunk"))
-    assert chunks and len(chunks) == sum(1 for path in place.rglob("*") if path.is_file())
+    others = [path for path in place.rglob("*") if path.is_file() and path not in chunks]
+    assert chunks and {(path.suffix, path.stat().st_size) for path in others} == {(".lock", 0)}
     proxy = Proxy(bucket)
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
 

@@ -288,6 +288,58 @@ def test_an_answer_that_is_lost(proxied: Proxy, model: Path, tmp_path: Path) -> 
     assert objects("lost/m") == files(tmp_path / "near") and len(lost) == len(objects("lost/m"))
 
 
+@pytest.mark.parametrize("kind", ["partNumber=", "uploadId", "config.json"])
+@pytest.mark.parametrize("always", [False, True])
+def test_answers_of_uploads_are_lost(
+    proxied: Proxy, model: Path, big: Path, tmp_path: Path, kind: str, always: bool
+) -> None:
+    """The server has each request, and its answer is lost once, or always."""
+    if always and kind == "partNumber=":
+        pytest.skip("nobody can know the name of a part")
+    lost: list[str] = []
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        is_it = kind in path and method in ("PUT", "POST")
+        if not is_it or (kind == "uploadId" and "partNumber" in path):
+            return None
+        if path in lost and not always:
+            return None
+        lost.append(path)
+        return LOST
+
+    source, name = (model, "m") if kind == "config.json" else (big, "big.df11")
+    name = f"lost-{len(kind)}-{always}/{name}"
+    near = tmp_path / Path(name).name
+    df11.compress(source, near, progress=False)
+    proxied.choose = choose
+    df11.compress(source, f"s3://models/{name}", progress=False)
+    proxied.choose = lambda *_: None
+    wanted = files(near) if near.is_dir() else {"": near.read_bytes()}
+    assert objects(name) == wanted and unfinished() == []
+    # A part for each request for one, and all tries of the other requests.
+    assert len(lost) == (6 if always else len(set(lost))) and lost
+
+
+def test_an_object_of_others_is_no_success(
+    proxied: Proxy, bucket: str, big: Path, tmp_path: Path
+) -> None:
+    """An upload that ends without an answer is not taken for the object of somebody else."""
+    df11.compress(big, tmp_path / "near.df11", progress=False)
+    theirs = bytes((tmp_path / "near.df11").stat().st_size)
+
+    def choose(method: str, path: str, number: int) -> int | None:
+        if method == "POST" and "uploadId" in path:
+            put(f"{bucket}/models/theirs/big.df11", theirs)
+            return 0
+        return None
+
+    proxied.choose = choose
+    with pytest.raises(df11.IoError, match=r"s3://models/theirs/big\.df11.*try again"):
+        df11.compress(big, "s3://models/theirs/big.df11", progress=False)
+    proxied.choose = lambda *_: None
+    assert objects("theirs/big.df11") == {"": theirs} and unfinished() == []
+
+
 def test_a_store_of_google(
     proxied: Proxy, model: Path, big: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,7 +245,7 @@ impl HostSection {
         // Memory that shares a page with something else cannot be pinned twice.
         let is_alone =
             |view: &[u8]| (view.as_ptr() as usize).is_multiple_of(SECTION_ALIGNMENT as usize);
-        let mapped = shard.view_section(section);
+        let mapped = shard.view_section(section)?;
         if let Some((view, owner)) = mapped.filter(|(view, _)| !view.is_empty() && is_alone(view)) {
             let (place, bytes) = (view.as_ptr().cast_mut().cast(), view.len());
             // SAFETY: `owner` keeps the readable range until it is unpinned. Its readers also need

@@ -58,34 +58,27 @@ impl ReadAhead {
             });
             add(shard, &tensor, &mut shards[at].1);
         }
-        let plans =
-            shards.into_iter().filter_map(|(shard, ranges)| shard.plan(&shard.not_cached(ranges)));
+        let plans = shards.into_iter().filter_map(|(shard, ranges)| shard.bring(&ranges));
         Self { plans: plans.collect() }
     }
 }
 
 impl Shard {
     #[cfg(not(feature = "remote"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
-    fn not_cached(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-        ranges
-    }
-
-    /// Tells where bytes will be read next.
-    fn plan(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
+    fn bring(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         self.reader.read_ahead(ranges)
     }
 
-    /// Places that will be read in this order.
+    /// Places that will be read in this order, and not from a cache.
     pub(super) fn expect(&self, places: &[Range<u64>]) -> ReadAhead {
-        let plan = if self.is_far { self.plan(places) } else { None };
+        let plan = if self.is_far { self.reader.read_ahead(places) } else { None };
         ReadAhead { plans: plan.into_iter().collect() }
     }
 
     /// A place of one section, with the chunks that it touches.
     pub(super) fn expect_place(&self, place: &Range<u64>) -> ReadAhead {
-        let places: Vec<_> = self.widened(place).into_iter().collect();
-        self.expect(&if self.is_far { self.not_cached(places) } else { places })
+        let places = self.widened(place).filter(|_| self.is_far);
+        ReadAhead { plans: places.and_then(|place| self.bring(&[place])).into_iter().collect() }
     }
 
     /// The codebooks of all tensors.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! FOLDER/HASH/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
+//! FOLDER/HASH/NN.lock                        locked while a process fetches some chunks
 //! ```
 //! HASH is that of the container's name and the model's identity: a store that claims the identity
 //! of another's model cannot give chunks to it.
@@ -14,16 +15,18 @@
 use std::{
     env,
     fs::{self, File},
-    io::Write as _,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{Mutex, OnceLock},
-    time::SystemTime,
+    thread,
+    time::{Duration, Instant, SystemTime},
 };
 
 use crate::{
     Error, Result,
     io::read_regular,
     parallel, platform,
+    store::check_interrupt,
     temporary::{file_beside, remove_leftovers},
 };
 
@@ -34,6 +37,13 @@ const UNCOUNTED_BYTES: u64 = 64 << 20;
 /// A cache that is full is emptied to this share, in percent.
 const LEFT_PERCENT: u64 = 90;
 const ENDING: &str = "chunk";
+/// Chunks that are fetched together.
+pub(super) const LOT_CHUNKS: usize = 16;
+/// Locks of a model. Lots that share one are fetched one after the other.
+const CLAIMS: u64 = 64;
+/// How long another process is waited for, and how often it is looked at.
+const LONGEST_CLAIM: Duration = Duration::from_secs(60);
+const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 
 /// Which chunk: of this model, in this shard of this name, with this number and this checksum.
 pub(super) struct ChunkKey<'a> {
@@ -42,6 +52,15 @@ pub(super) struct ChunkKey<'a> {
     pub(super) shard: u64,
     pub(super) chunk: usize,
     pub(super) checksum: u32,
+}
+
+/// What fills a cache ahead of reads.
+pub(super) trait FillAhead: Send + Sync {
+    /// Whether all of these chunks are among those that it brings.
+    fn covers(&self, chunks: &[usize]) -> bool;
+
+    /// Notes that a chunk is read now.
+    fn move_to(&self, chunk: usize);
 }
 
 /// A folder of chunks.
@@ -122,6 +141,9 @@ impl Cache {
     /// The bytes of a chunk of this length, if they are here and right.
     pub(super) fn find(&self, key: &ChunkKey<'_>, length: u64) -> Option<Vec<u8>> {
         let path = self.path_of(key);
+        if !path.exists() {
+            return None;
+        }
         let bytes = read_regular(&path, length).ok();
         let is_right = |bytes: &Vec<u8>| {
             bytes.len() as u64 == length && crc32fast::hash(bytes) == key.checksum
@@ -135,6 +157,29 @@ impl Cache {
         // once more.
         let _ = fs::remove_file(&path);
         None
+    }
+
+    /// Keeps other processes and threads from fetching the chunks near this one, until the answer
+    /// is dropped: waits until nobody else does. None if the file system has no locks, or another
+    /// process is slow: then a chunk may be fetched twice.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Interrupted`] if waits shall end.
+    pub(super) fn claim(&self, key: &ChunkKey<'_>) -> io::Result<Option<File>> {
+        let number = (key.shard + (key.chunk / LOT_CHUNKS) as u64) % CLAIMS;
+        let path = platform::long(&self.path_of(key)).with_file_name(format!("{number:02}.lock"));
+        let start = Instant::now();
+        loop {
+            let opened = fs::create_dir_all(path.parent().unwrap_or(&path))
+                .and_then(|()| File::options().append(true).create(true).open(&path));
+            match opened.and_then(|file| platform::lock(file, &path)) {
+                Ok(None) if start.elapsed() < LONGEST_CLAIM => {
+                    check_interrupt()?;
+                    thread::sleep(CLAIM_PAUSE);
+                }
+                claim => return Ok(claim.ok().flatten()),
+            }
+        }
     }
 
     /// Whether a chunk seems to be here, by its name alone.

@@ -1,6 +1,6 @@
 //! Reading through the cache of chunks, and whole containers.
 
-use std::ops::Range;
+use std::{any::Any, ops::Range};
 
 use super::{cache::ChunkKey, shard::Shard};
 use crate::{
@@ -9,6 +9,8 @@ use crate::{
 
 /// Bytes that are copied at once of a container that goes to memory.
 const WHOLE_PART_BYTES: u64 = 8 << 20;
+/// The longest array that is wanted before longer ones.
+const SMALL_BYTES: u64 = 1 << 20;
 
 impl Shard {
     fn key(&self, chunk: usize) -> ChunkKey<'_> {
@@ -26,7 +28,14 @@ impl Shard {
     pub(super) fn brought_chunk(&self, chunk: usize) -> Result<Vec<u8>> {
         let Some(cache) = &self.cache else { return self.fetched_chunk(chunk) };
         let (key, range) = (self.key(chunk), &self.chunks[chunk]);
-        if let Some(bytes) = cache.find(&key, range.end - range.start) {
+        let find = || cache.find(&key, range.end - range.start);
+        if let Some(bytes) = find() {
+            self.accept_checksum(chunk, key.checksum)?;
+            return Ok(bytes);
+        }
+        let claim = cache.claim(&key);
+        let _claim = claim.map_err(|error| Error::io("reading", self.path(), error))?;
+        if let Some(bytes) = find() {
             self.accept_checksum(chunk, key.checksum)?;
             return Ok(bytes);
         }
@@ -35,36 +44,47 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// The parts of these ranges that no chunk of the cache has.
-    pub(super) fn not_cached(&self, ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-        let Some(cache) = &self.cache else { return ranges };
-        let mut parts = Vec::new();
-        for range in ranges {
-            let mut at = range.start;
-            for chunk in self.chunks_of(&range).filter(|&chunk| cache.has(&self.key(chunk))) {
-                let Range { start, end } = self.chunks[chunk];
-                parts.extend((at < start).then_some(at..start));
-                at = end;
-            }
-            parts.extend((at < range.end).then_some(at..range.end));
+    /// Has ranges brought, in this order, while they are read: to memory, or to the cache.
+    pub(super) fn bring(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
+        match &self.cache {
+            Some(cache) => self.fill(cache, ranges),
+            None => self.reader.read_ahead(ranges),
         }
-        parts
     }
 
-    /// All bytes of the container, in memory. Chunks are checked as far as there is a cache.
-    pub(super) fn read_whole(&self) -> Result<Box<dyn ReadAt>> {
+    /// The places of arrays that are wanted before long ones: loaders read codebooks, records and
+    /// small tensors when they plan.
+    fn small_arrays(&self) -> Vec<Range<u64>> {
+        let places = (0..self.directory().arrays.len()).map(|array| self.place_of(array));
+        places.filter(|place| place.end - place.start <= SMALL_BYTES).collect()
+    }
+
+    /// Has the container in memory, where its bytes come while it is read.
+    pub(super) fn bring_whole(&mut self) -> Result<()> {
+        self.reader = self.read_whole()?.into();
+        self.is_far = false;
+        Ok(())
+    }
+
+    /// All bytes of the container, which come to memory. Chunks are checked as far as there is a
+    /// cache.
+    fn read_whole(&self) -> Result<Box<dyn ReadAt>> {
         let of_file = |error| Error::io("reading", self.path(), error);
         if self.cache.is_none()
-            && let Some(whole) = self.reader.read_whole()
+            && let Some(whole) = self.reader.bring_whole(&self.small_arrays())
         {
             return whole.map_err(of_file);
         }
         let length = self.file_length();
         let mut bytes = memory_of(length).map_err(of_file)?;
-        let _ahead = self.expect(&self.not_cached(vec![0..length]));
+        let _ahead = self.bring(&self.chunks);
         for (index, chunk) in self.chunks.iter().enumerate() {
             self.append_until(chunk.start, &mut bytes)?;
-            bytes.extend_from_slice(&self.brought_chunk(index)?);
+            if self.cache.is_some() {
+                bytes.extend_from_slice(&self.far_chunk(index)?);
+            } else {
+                bytes.extend_from_slice(&self.fetched_chunk(index)?);
+            }
         }
         self.append_until(length, &mut bytes)?;
         Ok(Box::new(bytes))

@@ -30,8 +30,10 @@ impl Shard {
     }
 
     /// A chunk from beyond a network, checked.
-    fn far_chunk(&self, chunk: usize) -> Result<Arc<Vec<u8>>> {
+    pub(super) fn far_chunk(&self, chunk: usize) -> Result<Arc<Vec<u8>>> {
         let _lock = parallel::lock(&self.locks[chunk % LOCKS]);
+        #[cfg(feature = "remote")]
+        self.tell_fillers(chunk);
         if let Some(bytes) = self.kept.find(&self.path, chunk) {
             return Ok(bytes);
         }

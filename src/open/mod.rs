@@ -13,6 +13,8 @@ mod decoder;
 mod far;
 #[cfg(feature = "remote")]
 mod far_folder;
+#[cfg(feature = "remote")]
+mod filling;
 mod kept;
 mod model;
 mod opening;

@@ -167,10 +167,17 @@ impl OpenOptions {
         Ok(shards)
     }
 
+    /// Opens a container that is a file.
     pub(super) fn shard(&self, path: &Path) -> Result<Shard> {
         let reader: Box<dyn ReadAt> =
             if self.memory_map { Box::new(map(path)?) } else { Box::new(FileReader::open(path)?) };
-        Shard::open(path.to_owned(), reader, self.checksums)
+        #[cfg_attr(not(feature = "remote"), expect(unused_mut, reason = "as with the feature"))]
+        let mut shard = Shard::open(path.to_owned(), reader, self.checksums)?;
+        #[cfg(feature = "remote")]
+        if self.in_memory && !self.memory_map {
+            shard.bring_whole()?;
+        }
+        Ok(shard)
     }
 }
 

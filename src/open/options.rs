@@ -48,9 +48,11 @@ impl OpenOptions {
         }
     }
 
-    /// Whether containers that come over a network are fetched whole into memory when they are
-    /// opened, as if they were mapped. Otherwise (the default) only what is wanted is fetched,
-    /// whenever it is. Of no meaning to files.
+    /// Whether containers that come over a network are fetched whole into memory, as if they were
+    /// mapped. Opening begins that: what reads a tensor waits for its bytes, which are the next
+    /// ones to be asked for, and gets the error of the first container that fails. Otherwise (the
+    /// default) only what is wanted is fetched, whenever it is. Files are read into memory if they
+    /// are not mapped either ([`memory_map`](Self::memory_map)).
     #[cfg(feature = "remote")]
     #[must_use]
     pub const fn in_memory(mut self, in_memory: bool) -> Self {

@@ -7,6 +7,9 @@ use rayon::prelude::*;
 use super::shard::{ReadChunk, Shard};
 use crate::{Error, Result, constants::ARRAY_ALIGNMENT, io::ReadAt, parallel};
 
+/// Bytes in memory, and what keeps them there.
+type SectionView<'s> = (&'s [u8], Arc<dyn ReadAt>);
+
 /// Bytes that are checked while they are in the cache of the core that read them.
 const CACHED_BYTES: usize = 256 << 10;
 
@@ -110,10 +113,14 @@ impl Shard {
     }
 
     /// All bytes of a section where they lie in memory, and what keeps them there.
-    pub(crate) fn view_section(&self, section: usize) -> Option<(&[u8], Arc<dyn ReadAt>)> {
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if they come over a network and do not come.
+    pub(crate) fn view_section(&self, section: usize) -> Result<Option<SectionView<'_>>> {
+        self.wait_whole()?;
         let record = &self.directory.sections[section];
-        let view = self.reader.view(record.offset.get(), record.length.get())?;
-        Some((view, Arc::clone(&self.reader)))
+        let view = self.reader.view(record.offset.get(), record.length.get());
+        Ok(view.map(|view| (view, Arc::clone(&self.reader))))
     }
 
     /// Checks the chunks of a section that were not checked yet, in parallel.

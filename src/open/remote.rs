@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{
@@ -18,7 +21,7 @@ use crate::{
     Error, Result,
     paths::{PIPELINE, is_safetensors},
     source::{Component, MAX_SIDE_BYTES},
-    store::Place,
+    store::{Place, end_waits_with},
 };
 
 /// Containers of a place that are opened at once.
@@ -110,14 +113,10 @@ impl OpenOptions {
             }
             // No length is believed before header and directory are right.
             if self.in_memory {
-                // Chunks for a cache are read ahead in memory that containers share.
-                let count = if cache.is_some() { 1 } else { OPENED_AT_ONCE };
-                for some in opened.chunks(count) {
-                    shards.extend(at_once(some, |shard| self.whole(shard))?);
-                }
-            } else {
-                shards.extend(opened);
+                // The first ones are fetched first.
+                opened.iter_mut().try_for_each(Shard::bring_whole)?;
             }
+            shards.extend(opened);
         }
         Ok(shards)
     }
@@ -125,11 +124,6 @@ impl OpenOptions {
     fn far_shard(&self, place: &Place, path: &str) -> Result<Shard> {
         let name = PathBuf::from(place.name_of(path));
         Shard::open(name, Box::new(place.object(path)?), self.checksums)
-    }
-
-    /// The same container in memory.
-    fn whole(&self, shard: &Shard) -> Result<Shard> {
-        Shard::open(shard.path().to_owned(), shard.read_whole()?, self.checksums)
     }
 
     /// Fetches the side files of what a name stands for, a model or a pipeline, into a local
@@ -155,13 +149,22 @@ impl OpenOptions {
     }
 }
 
-/// Opens each in a thread of its own. Waits for all of them.
+/// Opens each in a thread of its own. The first error ends the others.
 fn at_once<T: Sync>(some: &[T], open: impl Fn(&T) -> Result<Shard> + Sync) -> Result<Vec<Shard>> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = some.iter().map(|each| scope.spawn(|| advised(open(each)))).collect();
-        let opened = threads.into_iter().map(|thread| thread.join().expect("no panic"));
-        opened.collect::<Vec<_>>().into_iter().collect()
-    })
+    let is_over = Arc::new(AtomicBool::new(false));
+    let open = |each: &T| {
+        let opened = end_waits_with(&is_over, || advised(open(each)));
+        is_over.fetch_or(opened.is_err(), Ordering::Relaxed);
+        opened
+    };
+    let opened: Vec<Result<Shard>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = some.iter().map(|each| scope.spawn(|| open(each))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let is_cause =
+        |opened: &Result<Shard>| matches!(opened, Err(error) if !matches!(error, Error::Cancelled));
+    let (causes, others): (Vec<_>, Vec<_>) = opened.into_iter().partition(is_cause);
+    causes.into_iter().chain(others).collect()
 }
 
 /// The same, with advice for a container that is damaged.

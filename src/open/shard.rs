@@ -2,6 +2,8 @@
 
 #[cfg(feature = "cudarc")]
 use std::collections::HashMap;
+#[cfg(feature = "remote")]
+use std::sync::Weak;
 use std::{
     borrow::Cow,
     fmt,
@@ -11,7 +13,7 @@ use std::{
 };
 
 #[cfg(feature = "remote")]
-use super::cache::Cache;
+use super::cache::{Cache, FillAhead};
 use super::kept::KeptChunks;
 use crate::{
     Error, Result,
@@ -47,6 +49,9 @@ pub struct Shard {
     /// Chunks on a local disk.
     #[cfg(feature = "remote")]
     pub(super) cache: Option<Arc<Cache>>,
+    /// Those that fill it with its chunks.
+    #[cfg(feature = "remote")]
+    pub(super) fillers: Mutex<Vec<Weak<dyn FillAhead>>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -107,6 +112,8 @@ impl Shard {
             kept: Arc::default(),
             #[cfg(feature = "remote")]
             cache: None,
+            #[cfg(feature = "remote")]
+            fillers: Mutex::default(),
             #[cfg(feature = "cudarc")]
             parts: Mutex::default(),
             bases: None,
@@ -125,8 +132,27 @@ impl Shard {
     }
 
     /// All bytes of the container where it is mapped into memory, unchecked; None if it is not.
-    pub fn mapping(&self) -> Option<&[u8]> {
-        self.reader.view(0, self.reader.size())
+    /// Waits for those that come over a network.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if they do not come.
+    pub fn mapping(&self) -> Result<Option<&[u8]>> {
+        self.wait_whole()?;
+        Ok(self.reader.view(0, self.reader.size()))
+    }
+
+    /// The address of the mapping. What comes over a network is there as soon as it was checked.
+    pub fn address(&self) -> Option<usize> {
+        self.reader.address()
+    }
+
+    /// Whether its bytes still come over a network to the address.
+    pub fn is_coming(&self) -> bool {
+        self.reader.address().is_some() && self.reader.view(0, 0).is_none()
+    }
+
+    pub(super) fn wait_whole(&self) -> Result<()> {
+        self.reader.wait_whole().map_err(|error| Error::io("reading", &self.path, error))
     }
 
     /// Hands on all bytes of the container, unchecked, at most 1 MiB at a time. They are read: of a

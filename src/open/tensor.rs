@@ -321,16 +321,16 @@ impl<'m> Tiles<'m> {
         self.target.shard().read_whole_array(self.arrays()[index])
     }
 
-    /// All four in the mapping of the container, unread and unchecked ([`check`](Self::check)
-    /// checks them); `None` if it is not mapped.
-    pub fn views(&self) -> Option<[&'m [u8]; 4]> {
+    /// Addresses and lengths of all four in the mapping of the container, unread and unchecked; if
+    /// they come over a network, they are there when [`check`](Self::check) has returned. `None` if
+    /// the container is not mapped.
+    pub fn places(&self) -> Option<[(usize, usize); 4]> {
         let shard = self.target.shard();
-        let view = |array| {
+        let address = shard.address()?;
+        Some(self.arrays().map(|array| {
             let Range { start, end } = shard.place_of(array);
-            shard.reader.view(start, end - start)
-        };
-        let [codebook, records, bitstream, plane] = self.arrays().map(view);
-        Some([codebook?, records?, bitstream?, plane?])
+            (address + start as usize, (end - start) as usize)
+        }))
     }
 
     /// The most bytes of its bitstream that a tile takes; reads its records.

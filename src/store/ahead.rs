@@ -5,6 +5,8 @@
 //!              ↑   └BEHIND┘ ↑ └ AHEAD  ┘
 //!              freed        read now     fetched meanwhile
 //! ```
+//! Each read that has to wait makes AHEAD longer, up to 512 MiB: a server that takes long to
+//! answer, or sends slowly to each connection, is then asked by more requests at once.
 
 use std::{
     collections::VecDeque,
@@ -27,9 +29,11 @@ use crate::{error::io_remedied, parallel};
 /// Bytes of a batch, at least, and for each thread that may read.
 const BATCH_BYTES: u64 = 32 << 20;
 const THREAD_BYTES: u64 = 2 << 20;
-/// Batches that are fetched beyond the one that is read, and kept before it.
+/// Batches that are fetched beyond the one that is read at first, and kept before it.
 const AHEAD: usize = 3;
 const BEHIND: usize = 2;
+/// Bytes of the batches that are fetched beyond the one that is read, at most.
+const AHEAD_BYTES: u64 = 512 << 20;
 /// Bytes that the queues of a place hold, at most, besides the queue that is read.
 const OTHERS_BYTES: u64 = 256 << 20;
 
@@ -71,6 +75,7 @@ pub(super) struct AheadQueue {
     pieces: Vec<QueuePiece>,
     /// The pieces of each batch, by index.
     batches: Vec<Vec<usize>>,
+    most_ahead: usize,
     state: Mutex<QueueState>,
     changed: Condvar,
     fetcher: Fetcher,
@@ -91,6 +96,8 @@ struct QueueState {
     read: usize,
     kept: usize,
     next: usize,
+    /// Batches beyond [`AHEAD`], since reads waited.
+    more: usize,
     tasks: Vec<AbortHandle>,
 }
 
@@ -111,7 +118,8 @@ impl AheadQueue {
         let mut state = QueueState::default();
         state.bytes.resize_with(pieces.len(), PieceBytes::default);
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        Arc::new(Self { pieces, batches, state, changed, fetcher })
+        let most_ahead = AHEAD.max((AHEAD_BYTES / least) as usize);
+        Arc::new(Self { pieces, batches, most_ahead, state, changed, fetcher })
     }
 
     /// Copies what a piece has from this offset on, and waits for it: the number of bytes. None if
@@ -126,6 +134,11 @@ impl AheadQueue {
         self.fetcher.queues.put_first(self);
         let mut state = parallel::lock(&self.state);
         self.move_to(*batch, &mut state);
+        if matches!(state.bytes[index], PieceBytes::Coming) && AHEAD + state.more < self.most_ahead
+        {
+            state.more += 1;
+            self.move_to(*batch, &mut state);
+        }
         loop {
             match &state.bytes[index] {
                 PieceBytes::Away => return None,
@@ -180,7 +193,8 @@ impl AheadQueue {
         }
         // Nobody would free a batch before those that are kept.
         state.next = state.next.max(state.kept);
-        while state.next < self.batches.len() && state.next <= state.read + AHEAD {
+        let last = state.read + AHEAD + state.more;
+        while state.next < self.batches.len() && state.next <= last {
             self.batches[state.next].iter().for_each(|&piece| self.begin(piece, state));
             state.next += 1;
         }
@@ -269,6 +283,7 @@ mod tests {
         Arc::new(AheadQueue {
             pieces: pieces.collect(),
             batches: (0..10).map(|at| vec![at]).collect(),
+            most_ahead: AHEAD + 1,
             state: Mutex::new(state),
             changed: Condvar::new(),
             fetcher: Fetcher { source, version, handle, queues: Arc::clone(queues) },
@@ -287,6 +302,27 @@ mod tests {
         for piece in &state.bytes[..state.kept] {
             assert!(matches!(piece, PieceBytes::Away));
         }
+    }
+
+    #[test]
+    fn reads_that_wait_fetch_more() {
+        let queue = ten_batches(0);
+        let read = |at| {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.read(at, &mut [0]).unwrap().unwrap())
+        };
+        let next = || parallel::lock(&queue.state).next;
+        let first = read(0);
+        while next() < AHEAD + 2 {
+            thread::yield_now();
+        }
+        let others = [read(0), read(1)];
+        while next() < AHEAD + 3 {
+            thread::yield_now();
+        }
+        queue.fetcher.source.requests.add_permits(10);
+        assert_eq!(first.join().unwrap() + others.map(|read| read.join().unwrap()).len(), 3);
+        assert_eq!(next(), AHEAD + 3);
     }
 
     #[test]

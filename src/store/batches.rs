@@ -6,7 +6,11 @@ use std::{collections::BTreeMap, mem, ops::Range};
 use crate::parallel;
 
 /// The longest piece: one request.
-pub(super) const PIECE_BYTES: u64 = 16 << 20;
+const PIECE_BYTES: u64 = 16 << 20;
+/// The pieces of a whole object, and the shortest of them: requests that run at once share the rate
+/// of the server, so the first bytes of few pieces come no sooner than the last.
+const WHOLE_PIECES: u64 = 128;
+pub(super) const SHORT_PIECE_BYTES: u64 = 4 << 20;
 /// Bytes between two ranges that are fetched with them, since another request would take longer.
 const GAP_BYTES: u64 = 64 << 10;
 
@@ -19,7 +23,7 @@ pub(super) struct QueuePiece {
 /// Cuts ranges into batches of this many bytes, and each batch into pieces: what lies side by side
 /// in the object is one piece, up to [`PIECE_BYTES`]. No byte is in two pieces.
 pub(super) fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<Vec<usize>>) {
-    let mut plan = QueuePlan::default();
+    let mut plan = QueuePlan::new(PIECE_BYTES);
     for range in ranges.iter().flat_map(|range| parallel::cut(range.clone(), least, 1)) {
         plan.add(range, least);
     }
@@ -33,9 +37,27 @@ pub(super) fn plan(ranges: &[Range<u64>], least: u64) -> (Vec<QueuePiece>, Vec<V
     (pieces, batches)
 }
 
+/// Cuts a whole object into pieces, in the order of their bytes, and tells which of them hold the
+/// ranges that are wanted `first`.
+pub(super) fn plan_whole(first: &[Range<u64>], size: u64) -> (Vec<Range<u64>>, Vec<bool>) {
+    let most = (size / WHOLE_PIECES).clamp(SHORT_PIECE_BYTES, PIECE_BYTES);
+    let mut plan = QueuePlan::new(most);
+    for range in first {
+        plan.add(range.clone(), u64::MAX);
+    }
+    plan.end_batch();
+    let count = plan.count;
+    plan.add(0..size, u64::MAX);
+    plan.end_batch();
+    let mut pieces = plan.pieces;
+    pieces.sort_by_key(|piece| piece.range.start);
+    pieces.into_iter().map(|piece| (piece.range, piece.batch < count)).unzip()
+}
+
 /// A plan that grows by ranges.
-#[derive(Default)]
 struct QueuePlan {
+    /// Bytes of a piece, at most.
+    most: u64,
     pieces: Vec<QueuePiece>,
     /// Whole batches.
     count: usize,
@@ -47,6 +69,11 @@ struct QueuePlan {
 }
 
 impl QueuePlan {
+    fn new(most: u64) -> Self {
+        let (pieces, batch, taken) = Default::default();
+        Self { most, pieces, count: 0, batch, bytes: 0, taken }
+    }
+
     fn add(&mut self, range: Range<u64>, least: u64) {
         for part in self.take(range) {
             self.bytes += part.end - part.start;
@@ -99,7 +126,7 @@ impl QueuePlan {
                 _ => whole.push(range),
             }
         }
-        let pieces = whole.into_iter().flat_map(|range| parallel::cut(range, PIECE_BYTES, 1));
+        let pieces = whole.into_iter().flat_map(|range| parallel::cut(range, self.most, 1));
         self.pieces.extend(pieces.map(|range| QueuePiece { range, batch: self.count }));
         (self.bytes, self.count) = (0, self.count + 1);
     }
@@ -144,6 +171,29 @@ mod tests {
         assert_eq!(batches, [0, 0, 1, 1, 2]);
         assert!(found.windows(2).all(|pair| pair[0].1.end == pair[1].1.start));
         assert_eq!((found[0].1.start, found[4].1.end), (7, 7 + 80 * MIB));
+    }
+
+    #[test]
+    fn a_whole_object_is_cut_once() {
+        let size = 40 * MIB + 7;
+        for first in [vec![], vec![5..9], vec![20 * MIB..20 * MIB + 3, 0..9], vec![0..size]] {
+            let (pieces, wanted) = plan_whole(&first, size);
+            let mut end = 0;
+            for piece in &pieces {
+                let length = piece.end - piece.start;
+                assert!(piece.start == end && length <= SHORT_PIECE_BYTES, "{first:?}");
+                end = piece.end;
+            }
+            assert_eq!(end, size);
+            let is_first = |piece: &Range<u64>| {
+                first.iter().any(|range| piece.start < range.end && range.start < piece.end)
+            };
+            assert_eq!(wanted, pieces.iter().map(is_first).collect::<Vec<_>>(), "{first:?}");
+        }
+        let longest =
+            |size| plan_whole(&[], size).0.iter().map(|piece| piece.end - piece.start).max();
+        assert_eq!(longest(1 << 30), Some(8 * MIB));
+        assert_eq!(longest(1 << 40), Some(PIECE_BYTES));
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! Fetching one range: tries that go on where the last one broke off.
 
 use std::{
-    io, mem,
+    io,
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
-use tokio::{sync::Semaphore, task::JoinSet, time};
+use tokio::{sync::Semaphore, time};
 
 use super::fault::{CHANGED, Fault};
-use crate::{constants::MAX_SHARDS, error::io_remedied, parallel};
+use crate::{constants::MAX_SHARDS, error::io_remedied};
 
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
 const PROGRESS_BYTES: usize = 16 << 10;
@@ -75,7 +75,7 @@ impl ObjectSource {
     }
 
     /// The same, into `bytes`, which is empty and has room for the range.
-    async fn fetch_into(
+    pub(super) async fn fetch_into(
         &self,
         range: Range<u64>,
         pinned: Option<&Version>,
@@ -94,37 +94,6 @@ impl ObjectSource {
             }
             failed.add(fault).await?;
         }
-    }
-
-    /// Fetches all of an object by many requests at once, each of at most `most` bytes. Each fills
-    /// its own part of one allocation, since one thread that copied would be slower than a fast
-    /// network.
-    pub(super) async fn fetch_whole(self, version: Version, most: u64) -> io::Result<BytesMut> {
-        // By way of `Bytes` the empty vector becomes a `BytesMut` with its capacity.
-        let mut rest = BytesMut::from(Bytes::from(memory_of(version.size)?));
-        rest.reserve(version.size as usize);
-        let mut tasks = JoinSet::new();
-        for range in parallel::cut(0..version.size, most, 1) {
-            let next = rest.split_off((range.end - range.start) as usize);
-            let mut part = mem::replace(&mut rest, next);
-            let (source, version) = (self.clone(), version.clone());
-            tasks.spawn(async move {
-                source.fetch_into(range.clone(), Some(&version), &mut part).await?;
-                let is_whole = part.len() as u64 == range.end - range.start;
-                if is_whole { Ok((range.start, part)) } else { Err(ended_early()) }
-            });
-        }
-        let mut parts = Vec::with_capacity(tasks.len());
-        while let Some(done) = tasks.join_next().await {
-            parts.push(done.unwrap_or_else(|_| Err(ended_early()))?);
-        }
-        parts.sort_unstable_by_key(|(start, _)| *start);
-        // Parts that lie side by side are joined without a copy.
-        let whole = parts.into_iter().map(|(_, part)| part).reduce(|mut whole, part| {
-            whole.unsplit(part);
-            whole
-        });
-        Ok(whole.unwrap_or_default())
     }
 
     /// One request. What it brought stays in `bytes`.
@@ -279,7 +248,7 @@ pub(crate) fn memory_of(bytes: u64) -> io::Result<Vec<u8>> {
     let room = usize::try_from(bytes).ok().and_then(|room| memory.try_reserve_exact(room).ok());
     room.map(|()| memory).ok_or_else(|| {
         let problem = format!(
-            "it takes {bytes} bytes of memory; fetch the container to a disk, and open it there"
+            "it takes {bytes} bytes of memory; put the container on a local disk, and open it there"
         );
         io_remedied(io::ErrorKind::OutOfMemory, problem)
     })
@@ -288,6 +257,12 @@ pub(crate) fn memory_of(bytes: u64) -> io::Result<Vec<u8>> {
 /// The error of a request that was aborted, or brought too little.
 pub(super) fn ended_early() -> io::Error {
     io_remedied(io::ErrorKind::Other, "the request ended early; open the container again")
+}
+
+/// The error of a process that was forked from the one that opened an object.
+pub(super) fn forked() -> io::Error {
+    let problem = "it was opened before this process was forked; open it in this one";
+    io_remedied(io::ErrorKind::Other, problem)
 }
 
 fn wrong_length(than: &str) -> Fault {
@@ -325,28 +300,6 @@ mod tests {
         let mut bytes = BytesMut::from("-");
         let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(source().take_body(answer(parts), 4, &mut bytes)).map(|()| bytes)
-    }
-
-    #[test]
-    fn parts_of_a_whole_object_lie_in_one_allocation() {
-        let source = ObjectSource { requests: Arc::new(Semaphore::new(8)), ..source() };
-        let runtime = runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-        let put = |bytes: Vec<u8>| runtime.block_on(source.store.put(&source.path, bytes.into()));
-        let fetch =
-            |version: &Version| runtime.block_on(source.clone().fetch_whole(version.clone(), 1000));
-        for length in [0, 1, 999, 1000, 1001, 20_000, 20_001] {
-            let mut wanted = vec![0; length];
-            blake3::Hasher::new().finalize_xof().fill(&mut wanted);
-            put(wanted.clone()).unwrap();
-            let found = runtime.block_on(source.store.get(&source.path)).unwrap();
-            let version = Version::of(&found);
-            let bytes = fetch(&version).unwrap();
-            assert!(bytes == wanted && bytes.capacity() == length, "{length}");
-            put(vec![0; length]).unwrap();
-            assert!(length == 0 || fetch(&version).unwrap_err().to_string().contains(CHANGED));
-        }
-        let large = Version { size: i64::MAX as u64, etag: None, modified: None };
-        assert_eq!(fetch(&large).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! The end of waits for the network, when the process is asked to stop.
 
 use std::{
+    cell::RefCell,
     io,
-    sync::{PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,9 +21,26 @@ pub fn end_waits_when(is_stopped: fn() -> bool) {
     *IS_STOPPED.write().unwrap_or_else(PoisonError::into_inner) = is_stopped;
 }
 
+thread_local! {
+    /// Whether the work of this thread has become needless.
+    static IS_OVER: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Does work on this thread, whose waits for stores end when `is_over` is set, in the same way.
+pub(crate) fn end_waits_with<T>(is_over: &Arc<AtomicBool>, work: impl FnOnce() -> T) -> T {
+    IS_OVER.with(|own| own.replace(Some(Arc::clone(is_over))));
+    let done = work();
+    IS_OVER.with(RefCell::take);
+    done
+}
+
 /// # Errors
 /// [`io::ErrorKind::Interrupted`] if waits shall end.
-pub(super) fn check() -> io::Result<()> {
+pub(crate) fn check() -> io::Result<()> {
     let is_stopped = *IS_STOPPED.read().unwrap_or_else(PoisonError::into_inner);
-    if is_stopped() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    let is_over = |over: &Arc<AtomicBool>| over.load(Ordering::Relaxed);
+    if is_stopped() || IS_OVER.with(|over| over.borrow().as_ref().is_some_and(is_over)) {
+        return Err(io::ErrorKind::Interrupted.into());
+    }
+    Ok(())
 }

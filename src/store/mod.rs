@@ -5,11 +5,13 @@
 //!   model-00001-of-00002.df11       object: pinned by its ETag, read by ranges (object)
 //!     |head| … sections … |directory|   two requests open it
 //!     |··[=== piece ===][=== piece ===]··|   ranges that are wanted soon, joined (ahead)
+//!     |[piece][=== piece ===][= piece =]|   or all of it, into memory (arrival)
 //! ```
 //! The crate `object_store` speaks to the stores: credentials, signatures, listings. Retries are
 //! ours ([`fetch`]): a retry goes on where the answer broke off, and compares the object's version.
 
 mod ahead;
+mod arrival;
 mod batches;
 mod client;
 mod fault;
@@ -25,5 +27,6 @@ mod upload;
 pub(crate) use fetch::{Patience, memory_of};
 pub(crate) use hub::Repository;
 pub use interrupt::end_waits_when;
+pub(crate) use interrupt::{check as check_interrupt, end_waits_with};
 pub(crate) use object::Object;
 pub(crate) use place::{Content, Place, STEMS};

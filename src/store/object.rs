@@ -17,8 +17,8 @@ use tokio::runtime::Handle;
 
 use super::{
     ahead::{AheadQueue, Fetcher, Queues},
-    batches::PIECE_BYTES,
-    fetch::{ObjectSource, Version, ended_early},
+    arrival::Arrivals,
+    fetch::{ObjectSource, Version, ended_early, forked},
     interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
@@ -36,6 +36,8 @@ pub(crate) struct Object {
     process: u32,
     plans: Mutex<Vec<Weak<AheadQueue>>>,
     queues: Arc<Queues>,
+    arrivals: Arc<Arrivals>,
+    name: String,
 }
 
 impl fmt::Debug for Object {
@@ -50,13 +52,18 @@ impl Object {
     ///
     /// # Errors
     /// [`Error::Io`], with what to do.
-    pub(super) fn open(source: ObjectSource, queues: Arc<Queues>, name: &str) -> Result<Self> {
+    pub(super) fn open(
+        source: ObjectSource,
+        (queues, arrivals): (Arc<Queues>, Arc<Arrivals>),
+        name: &str,
+    ) -> Result<Self> {
         let handle = runtime::handle()?;
         let first = source.clone();
         let found = wait(handle, async move { first.fetch(0..HEAD_BYTES, None).await });
         let (head, version) = found.map_err(|error| Error::io("opening", name, error))?;
         let (process, plans) = (process::id(), Mutex::default());
-        Ok(Self { source, version, head, handle, process, plans, queues })
+        let name = name.to_owned();
+        Ok(Self { source, version, head, handle, process, plans, queues, arrivals, name })
     }
 
     fn fetcher(&self) -> Fetcher {
@@ -90,13 +97,7 @@ impl Object {
     }
 
     fn check_process(&self) -> io::Result<()> {
-        if self.process == process::id() {
-            return Ok(());
-        }
-        Err(io_remedied(
-            io::ErrorKind::Other,
-            "it was opened before this process was forked; open it in this one",
-        ))
+        if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
 }
 
@@ -122,11 +123,12 @@ impl ReadAt for Object {
         Ok(())
     }
 
-    fn read_whole(&self) -> Option<io::Result<Box<dyn ReadAt>>> {
-        let fetched = self.check_process().and_then(|()| {
-            wait(self.handle, self.source.clone().fetch_whole(self.version.clone(), PIECE_BYTES))
+    fn bring_whole(&self, first: &[Range<u64>]) -> Option<io::Result<Box<dyn ReadAt>>> {
+        let begun = self.check_process().and_then(|()| {
+            let object = (self.source.clone(), self.version.clone(), self.handle);
+            self.arrivals.begin(object, &self.name, first)
         });
-        Some(fetched.map(|bytes| Box::new(bytes) as _))
+        Some(begun.map(|object| Box::new(object) as _))
     }
 
     fn read_ahead(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {

@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     ahead::Queues,
+    arrival::Arrivals,
     client::Connector,
     fetch::{MOST_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
@@ -54,6 +55,7 @@ pub(crate) struct Place {
     patience: Patience,
     requests: Arc<Semaphore>,
     queues: Arc<Queues>,
+    arrivals: Arc<Arrivals>,
 }
 
 /// Stores print their passwords and keys, so a place prints its name alone.
@@ -119,6 +121,7 @@ impl Place {
             patience,
             requests,
             queues: Arc::default(),
+            arrivals: Arc::default(),
         }
     }
 
@@ -161,7 +164,8 @@ impl Place {
     /// # Errors
     /// [`Error::Io`].
     pub(crate) fn object(&self, path: &str) -> Result<Object> {
-        Object::open(self.source(path)?, Arc::clone(&self.queues), &self.name_of(path))
+        let shared = (Arc::clone(&self.queues), Arc::clone(&self.arrivals));
+        Object::open(self.source(path)?, shared, &self.name_of(path))
     }
 
     /// A folder in this one.

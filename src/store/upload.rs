@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    constants::HEAD_BYTES,
     io::{FileReader, ReadAt as _},
     parallel,
 };
@@ -150,10 +151,10 @@ impl Upload {
             self.in_time(sent).await.map(drop)
         };
         match retry(self.patience, put).await {
-            // The answer to an earlier try may have been lost.
+            // Of all tries the first one may have put it, and its answer been lost.
             Err(error)
-                if error.kind() == io::ErrorKind::AlreadyExists
-                    && tries.into_inner() > 1
+                if (may_have_succeeded(&error)
+                    || error.kind() == io::ErrorKind::AlreadyExists && tries.into_inner() > 1)
                     && self.is_there().await => {}
             done => done?,
         }
@@ -186,13 +187,32 @@ impl Upload {
             self.in_time(done).await.map(drop)
         };
         match retry(self.patience, complete).await {
-            // The answer to an earlier try may have been lost.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match self.length().await? {
-                Some(length) if length == size => Ok(()),
-                _ => Err(error),
-            },
+            // An earlier try may have ended the upload, and its answer been lost.
+            Err(error)
+                if (may_have_succeeded(&error) || error.kind() == io::ErrorKind::NotFound)
+                    && self.is_whole().await =>
+            {
+                Ok(())
+            }
             done => done,
         }
+    }
+
+    /// Whether the object that is there has the length and the first bytes of the file. Those of a
+    /// container have the checksum of its directory, which has those of all other bytes.
+    async fn is_whole(&self) -> bool {
+        let head = 0..self.file.size().min(HEAD_BYTES);
+        let Ok(wanted) = self.read(head.clone()) else { return false };
+        let get = || async {
+            let options = GetOptions::new().with_range(Some(head.clone()));
+            let answer = self.in_time(self.store.get_opts(&self.path, options)).await?;
+            let size = answer.meta.size;
+            Ok((size, self.in_time(answer.bytes()).await?))
+        };
+        let found = retry(self.patience, get).await;
+        found.is_ok_and(|(size, bytes)| {
+            size == self.file.size() && wanted.into_iter().flatten().eq(bytes)
+        })
     }
 
     async fn put_part(&self, id: &MultipartId, at: usize, range: Range<u64>) -> io::Result<PartId> {
@@ -223,6 +243,12 @@ impl Upload {
     ) -> Result<T, Fault> {
         within(self.patience.stall.saturating_mul(STALLS), work).await
     }
+}
+
+/// Whether a request that failed so may have had its effect.
+fn may_have_succeeded(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionReset, Other, TimedOut};
+    matches!(error.kind(), ConnectionReset | Other | TimedOut)
 }
 
 async fn within<T>(

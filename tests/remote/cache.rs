@@ -1,8 +1,10 @@
 //! Chunks on a local disk: read instead of the network, checked, bounded, shared by processes.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    process,
     time::SystemTime,
 };
 
@@ -31,8 +33,26 @@ fn read(fixture: &Fixture, options: &OpenOptions) {
     }
 }
 
-fn holds_chunks_alone(folder: &Path) -> bool {
-    files(folder).keys().all(|path| Path::new(path).extension() == Some("chunk".as_ref()))
+/// The chunks that a cache has, by their paths. Besides them it has locks alone, without bytes, and
+/// files of threads that fill it at this moment.
+fn chunks(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let models = fs::read_dir(folder).unwrap().map(|model| model.unwrap().path());
+    let all = models.filter(|model| model.file_name().is_some_and(|name| name.len() == 64));
+    let all = all.flat_map(|model| fs::read_dir(model).unwrap());
+    let named = all.map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+        (name, fs::read(path))
+    });
+    let (chunks, others): (Vec<_>, Vec<_>) =
+        named.partition(|(name, _)| Path::new(name).extension() == Some("chunk".as_ref()));
+    for (name, bytes) in others {
+        let ending = name.rsplit('.').next();
+        let is_lock = ending == Some("lock") && bytes.is_ok_and(|bytes| bytes.is_empty());
+        assert!(is_lock || ending == Some("part"), "{name}");
+    }
+    // One that goes meanwhile is none.
+    chunks.into_iter().filter_map(|(name, bytes)| Some((name, bytes.ok()?))).collect()
 }
 
 /// Bytes that the server sent since it was last asked.
@@ -57,7 +77,7 @@ fn a_second_run_fetches_the_directory_alone() {
         let more = sent(&fixture.server) - opening;
         assert!(more < opening + (256 << 10), "{more}");
     }
-    assert!(holds_chunks_alone(folder.path()));
+    assert!(!chunks(folder.path()).is_empty());
 }
 
 #[test]
@@ -80,7 +100,7 @@ fn damaged_chunks_are_fetched_again() {
     let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
     let options = cached(folder.path());
     read(&fixture, &options);
-    let whole = files(folder.path());
+    let whole = chunks(folder.path());
     for (at, path) in whole.keys().enumerate() {
         let (path, mut bytes) = (folder.path().join(path), whole[path].clone());
         match at % 3 {
@@ -92,7 +112,7 @@ fn damaged_chunks_are_fetched_again() {
     }
     read(&fixture, &options);
     assert!(sent(&fixture.server) > 0);
-    assert_eq!(files(folder.path()), whole);
+    assert_eq!(chunks(folder.path()), whole);
     // A folder in the place of a file: the bytes come from the network.
     let first = folder.path().join(whole.keys().next().unwrap());
     fs::remove_file(&first).unwrap();
@@ -110,7 +130,7 @@ fn what_was_used_longest_ago_goes_first() {
     let server = Server::new([("m/x.df11".to_owned(), bytes)].into());
     let most = 8 * CHUNK;
     let options = patient().cache(folder.path(), most);
-    let size = || files(folder.path()).values().map(Vec::len).sum::<usize>() as u64;
+    let size = || chunks(folder.path()).values().map(Vec::len).sum::<usize>() as u64;
     let model = options.open(server.url("m/x.df11")).unwrap();
     for tensor in model.tensors() {
         tensor.decode::<u8>().unwrap();
@@ -118,7 +138,7 @@ fn what_was_used_longest_ago_goes_first() {
     }
     assert!(size() > most / 2, "{}", size());
     let old = SystemTime::UNIX_EPOCH;
-    let all = files(folder.path());
+    let all = chunks(folder.path());
     let used = all.keys().next_back().unwrap();
     for path in all.keys().filter(|path| *path != used) {
         let file = fs::File::options().append(true).open(folder.path().join(path)).unwrap();
@@ -128,7 +148,7 @@ fn what_was_used_longest_ago_goes_first() {
     assert!(size() <= 2 * CHUNK && folder.path().join(used).exists());
     let none = patient().cache(folder.path().join("a/b"), 0);
     none.open(server.url("m/x.df11")).unwrap().tensors().next().unwrap().decode::<u8>().unwrap();
-    assert!(files(&folder.path().join("a")).is_empty());
+    assert!(chunks(&folder.path().join("a/b")).is_empty());
 }
 
 /// A store that claims another model's identity and checksums gives it no chunks, and files of
@@ -152,6 +172,48 @@ fn chunks_are_of_one_name_and_others_files_stay() {
     assert_eq!(fs::metadata(mine.join("x.chunk")).unwrap().len(), 3 << 20);
 }
 
+/// Eight ranks of a host: each chunk comes over the network once.
+#[test]
+fn eight_processes_fetch_each_chunk_once() {
+    let (place, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let weights = normal_weights(20 << 20, 3);
+    let item = |name| Item::tile(name, &[20 << 10, 1 << 10], weights.clone(), (256, 1 << 10));
+    let path = place.path().join("x.df11");
+    fs::write(&path, Model::new(&[item("a"), item("b")], &[]).build()).unwrap();
+    let fixture = Fixture::of(place, &path);
+    let shard = &fixture.local.shards()[0];
+    let sections = shard.directory().sections.iter();
+    let stored: u64 = sections.map(|section| section.length.get()).sum();
+    let directory = shard.directory_range().start;
+    assert!(stored > 48 * CHUNK);
+    let start = |rank: usize| {
+        let mut command = process::Command::new(env!("CARGO_BIN_EXE_df11"));
+        command.args(["decompress", &fixture.url(), "--cache", "cache", "-o"]);
+        command.arg(format!("{rank}")).current_dir(folder.path());
+        command.stdout(process::Stdio::null()).spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..8).map(start).collect();
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+    let requests = fixture.server.requests();
+    let places = requests.iter().map(|request| request.range.clone().unwrap());
+    let mut of_chunks: Vec<_> =
+        places.filter(|place| place.start >= 4096 && place.start < directory).collect();
+    of_chunks.sort_by_key(|place| place.start);
+    println!("{} requests for {stored} bytes: {of_chunks:?}", of_chunks.len());
+    let twice = of_chunks.windows(2).find(|pair| pair[0].end > pair[1].start);
+    assert_eq!(twice, None);
+    let sent: u64 = of_chunks.iter().map(|place| place.end - place.start).sum();
+    // Bytes between sections come with their neighbours.
+    assert!((stored..stored + (64 << 10)).contains(&sent), "{sent} of {stored}");
+    let restored = files(&folder.path().join("0"));
+    for rank in 1..8 {
+        assert!(files(&folder.path().join(rank.to_string())) == restored, "{rank}");
+    }
+    assert!(!restored.is_empty());
+}
+
 #[test]
 fn many_readers_share_a_cache() {
     let (fixture, folder) = (Fixture::new(), tempfile::tempdir().unwrap());
@@ -167,7 +229,7 @@ fn many_readers_share_a_cache() {
             });
         }
     });
-    assert!(holds_chunks_alone(folder.path()));
+    assert!(!chunks(folder.path()).is_empty());
 }
 
 #[test]

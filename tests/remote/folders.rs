@@ -1,16 +1,19 @@
 //! Folders behind HTTP: their shards and side files.
 
-use std::fs;
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use df11::{
-    CompressOptions, DecompressOptions, Error, Level, Source, compress, decompress, decompress_all,
-    hazmat::demo,
+    CompressOptions, DecompressOptions, Error, Level, OpenOptions, Source, compress, decompress,
+    decompress_all, hazmat::demo,
 };
 
 use crate::{
     files::files,
     patient,
-    server::{Answer, Server},
+    server::{Answer, Request, Server},
 };
 
 /// A checkpoint of two shards with its side files, compressed, behind HTTP.
@@ -41,9 +44,9 @@ fn a_folder_is_found_by_its_index_and_comes_back_whole() {
 fn a_folder_in_memory_needs_no_server() {
     let (_folder, server) = served();
     let model = patient().in_memory(true).open(server.url("hub/m")).unwrap();
-    server.answer(|_| Answer::Status(500));
     assert_eq!(model.shards().len(), 2);
-    assert!(model.shards().iter().all(|shard| shard.mapping().is_some()));
+    assert!(model.shards().iter().all(|shard| shard.mapping().unwrap().is_some()));
+    server.answer(|_| Answer::Status(500));
     for tensor in model.tensors() {
         tensor.decode::<u8>().unwrap();
     }
@@ -61,6 +64,41 @@ fn nothing_whole_is_fetched_if_a_directory_fails() {
     assert!(text.contains("00002") && text.contains("access is denied"), "{text}");
     // The head of a container, and its directory.
     assert!(server.requests().len() <= 1 + 2 * 2);
+}
+
+/// Longer than a test takes, and shorter than the patience of users.
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_directory_that_fails_ends_the_others() {
+    let (_folder, server) = served();
+    server.answer(|request| match &*request.path {
+        path if path.contains("00001") => Answer::Late(LONG),
+        path if path.contains("00002") => Answer::Status(403),
+        _ => Answer::Right,
+    });
+    let start = Instant::now();
+    let text = df11::open(server.url("hub/m")).unwrap_err().to_string();
+    assert!(text.contains("00002") && text.contains("access is denied"), "{text}");
+    assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_container_that_fails_ends_the_others() {
+    let (_folder, server) = served();
+    let is_opening = |request: &Request| request.number < 1 + 2 * 2;
+    server.answer(move |request| match &*request.path {
+        _ if is_opening(request) => Answer::Right,
+        path if path.contains("00001") => Answer::Late(LONG),
+        _ => Answer::Status(403),
+    });
+    let start = Instant::now();
+    let model = OpenOptions::new().in_memory(true).open(server.url("hub/m")).unwrap();
+    for tensor in model.tensors() {
+        let text = tensor.decode::<u8>().unwrap_err().to_string();
+        assert!(text.contains("00002") && text.contains("access is denied"), "{text}");
+    }
+    assert!(start.elapsed() < LONG / 4, "{:?}", start.elapsed());
 }
 
 #[test]

@@ -1,6 +1,13 @@
 //! Requests and bytes: opening takes few, reading those that are wanted.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use df11::{Dtype, Level, OpenOptions};
 
@@ -123,9 +130,40 @@ fn verification_fetches_every_byte_about_once() {
 fn a_container_in_memory_is_mapped() {
     let fixture = Fixture::new();
     let model = patient().in_memory(true).open(fixture.url()).unwrap();
-    assert_eq!(model.shards()[0].mapping().unwrap(), fixture.bytes);
+    assert_eq!(model.shards()[0].mapping().unwrap().unwrap(), fixture.bytes);
     fixture.server.answer(|_| Answer::Status(500));
     model.verify(Level::Full, &()).unwrap();
+}
+
+/// Its first and its last rows are read while those between them are on their way.
+#[test]
+fn a_container_is_read_while_it_comes() {
+    const EACH: usize = 48 << 20;
+    let item = |name, byte| Item::raw(name, Dtype::U8, &[EACH as u64], vec![byte; EACH]);
+    let names = ["a", "b"];
+    let bytes = Model::new(&[item("a", 1), item("b", 2)], &[]).build();
+    let size = bytes.len() as u64;
+    let server = Server::new([("x.df11".to_owned(), bytes)].into());
+    let (waits, last) = (Arc::new(AtomicBool::new(true)), size - (17 << 20));
+    let held = Arc::clone(&waits);
+    server.answer(move |request| {
+        let start = request.range.as_ref().map_or(0, |range| range.start);
+        while (EACH as u64 / 2..last).contains(&start) && held.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Answer::Right
+    });
+    let model = OpenOptions::new().in_memory(true).open(server.url("x.df11")).unwrap();
+    let rows = |name, rows| model.tensor(name).unwrap().slice(&[rows]).unwrap().decode::<u8>();
+    let all = EACH as u64;
+    assert_eq!(rows(names[0], 5..9).unwrap(), [1; 4]);
+    assert_eq!(rows(names[1], all - 4..all).unwrap(), [2; 4]);
+    let shard = &model.shards()[0];
+    assert!(shard.is_coming());
+    waits.store(false, Ordering::Relaxed);
+    assert_eq!(shard.mapping().unwrap().unwrap().len() as u64, size);
+    assert!(!shard.is_coming());
+    assert!(rows(names[0], 0..all).unwrap() == vec![1; EACH]);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(crate) enum Answer {
     Cut(usize),
     /// Nothing for some time, and then the end of the connection.
     Silent,
+    /// The bytes that were asked for, after some time.
+    Late(Duration),
     /// The body in parts of so many bytes, with pauses.
     Slow(usize),
     /// A length that is too small or too large by so many bytes, with a body to match.
@@ -170,6 +172,7 @@ fn send(
             thread::sleep(Duration::from_millis(600));
             return (0, None);
         }
+        Answer::Late(time) => thread::sleep(time),
         Answer::OtherRange if range.end < all.end => range = range.start + 1..range.end + 1,
         _ => {}
     }
