@@ -72,11 +72,11 @@ __device__ __forceinline__ void linear(const Work& work) {
 #endif
 
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_8(const __grid_constant__ Fast16Launch launch) {
     linear<8, LINEAR_CLUSTER>(Shared{launch});
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_16(const __grid_constant__ Fast16Launch launch) {
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 // The previous launch writes the router's result, so this one waits for it first. ROWS: the most
@@ -116,73 +116,73 @@ extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
 #endif
 // Matrices in tiles as stored: TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_8(const __grid_constant__ Tile16Launch launch) {
     linear_tile<1, HeldX<1>>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_16(const __grid_constant__ Tile16Launch launch) {
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // The order of a plan of the sum (linear_few.cuh).
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_order_8(const __grid_constant__ OrderLaunch launch) {
     linear_few(FewShared<8>{launch});
 }
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_16(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_order_16(const __grid_constant__ OrderLaunch launch) {
     linear_few(FewShared<16>{launch});
 }
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_32(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_order_32(const __grid_constant__ OrderLaunch launch) {
     linear_few(FewShared<32>{launch});
 }
 extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_64(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_order_64(const __grid_constant__ OrderLaunch launch) {
     linear_few(FewShared<64>{launch});
 }
 // 17 or more rows of x (linear_wide.cuh).
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_32(const __grid_constant__ Fast128Launch launch) {
     linear_wide<32>(launch);
 }
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_64(const __grid_constant__ Fast128Launch launch) {
     linear_wide<64>(launch);
 }
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_128(const __grid_constant__ Fast128Launch launch) {
     linear_wide<128>(launch);
 }
 // 129 or more rows of x (linear_large.cuh).
 extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
-    df11_linear_fast_192(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_192(const __grid_constant__ Fast256Launch launch) {
     linear_large<192, LARGE_STRIPS>(launch);
 }
 extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
-    df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_256(const __grid_constant__ Fast256Launch launch) {
     linear_large<256, LARGE_STRIPS>(launch);
 }
 extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
-    df11_linear_half_192(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_half_192(const __grid_constant__ Fast256Launch launch) {
     linear_large<192, HALF_STRIPS>(launch);
 }
 extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
-    df11_linear_half_256(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_half_256(const __grid_constant__ Fast256Launch launch) {
     linear_large<256, HALF_STRIPS>(launch);
 }
 // One or two rows of x, if shared memory has room for all of x.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_2(const __grid_constant__ Tile16Launch launch) {
     linear_tile<1, SharedX>(Shared{launch});
 }
 // 17 to 64 rows of x (linear_tile_wide.cuh).
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
-    df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_32(const __grid_constant__ Tile64Launch launch) {
     linear_tile_wide<32>(launch);
 }
 extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
-    df11_linear_tile_64(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_64(const __grid_constant__ Tile64Launch launch) {
     linear_tile_wide<64>(launch);
 }
 #endif
@@ -192,8 +192,10 @@ extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
 struct Constants {
     // Values that both sides compute with.
     struct {
-        u32 structures[6] = {sizeof(LinearLaunch), sizeof(LinearMatrix),  sizeof(PackTask),
-                             sizeof(UnpackTask),   sizeof(GroupedLaunch), sizeof(GatherTask)};
+        u32 structures[11] = {
+            sizeof(Fast16Launch),  sizeof(Tile16Launch),  sizeof(Tile64Launch),  sizeof(OrderLaunch),
+            sizeof(Fast128Launch), sizeof(Fast256Launch), sizeof(GroupedLaunch), sizeof(LinearMatrix),
+            sizeof(PackTask),      sizeof(UnpackTask),    sizeof(GatherTask)};
         u32 warps[2] = {PACK_WARPS, UNPACK_WARPS};
         u32 partial_bytes = LINEAR_PARTIAL_BYTES;
         u32 matrices = LINEAR_MATRICES;
@@ -221,7 +223,7 @@ struct Constants {
     u32 large_threads[2] = {HOPPER * threads_of_large(HALF_STRIPS),
                             HOPPER * threads_of_large(LARGE_STRIPS)};
     // df11_linear_tile_{8,16}: tile_shared_bytes.
-    struct {
+    struct TileDemand {
         u32 helpers = TILE_HELPERS;
         u32 most_warps = tile_warps(LINEAR_ROWS);
         u32 table = sizeof(TileTable);
@@ -233,14 +235,14 @@ struct Constants {
         u32 most_tables = MOST_TABLES;
     } tile;
     // df11_linear_tile_2: shared_x_pitch.
-    struct {
+    struct Fewest {
         u32 warps = HOPPER * tile_warps(FEWEST_ROWS);
         u32 rows = FEWEST_ROWS;
         u32 unit = SHARED_X_UNIT;
         u32 after = SHARED_X_AFTER;
     } fewest;
     // df11_linear_tile_{32,64}: decoded_shared_bytes.
-    struct {
+    struct DecodedDemand {
         u32 threads = HOPPER * DECODED_THREADS;
         u32 fixed = DECODED_FIRST_BYTES;
         u32 stages[2] = {SETS * decoded_stage(32), SETS * decoded_stage(64)};

@@ -188,19 +188,19 @@ struct FewShared {
     // Bytes of a split's x in a stage; from one block to the next; from eight rows to the next
     // eight.
     static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
-    const LinearLaunch& launch;
-    __device__ u32 unit_count() const { return launch.few_units; }
-    __device__ u32 x_count() const { return launch.few_splits; }
-    __device__ u32 each() const { return launch.few_each; }
-    __device__ u32 more() const { return launch.few_more; }
+    const OrderLaunch& launch;
+    __device__ u32 unit_count() const { return launch.units; }
+    __device__ u32 x_count() const { return launch.splits; }
+    __device__ u32 each() const { return launch.each; }
+    __device__ u32 more() const { return launch.more; }
     __device__ void find(u32 strip, u32 end, FewPiece& piece) const {
         u32 matrix = 0;
-        while (matrix + 1 < launch.matrix_count && launch.matrices[matrix + 1].first_item <= strip)
+        while (matrix + 1 < launch.matrix_count && launch.matrices[matrix + 1].first_strip <= strip)
             matrix++;
-        const LinearMatrix& m = launch.matrices[matrix];
+        const OrderMatrix& m = launch.matrices[matrix];
         piece.whole_columns = m.whole_columns;
-        piece.first_strip = strip - m.first_item;
-        piece.left = min(m.first_item + strips_of(m.rows), end) - strip;
+        piece.first_strip = strip - m.first_strip;
+        piece.left = min(m.first_strip + strips_of(m.rows), end) - strip;
         piece.data =
             m.data + u64(piece.first_strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads = static_cast<const FastHead*>(m.index) +
@@ -213,11 +213,11 @@ struct FewShared {
         piece.y_pitch = m.y_pitch;
         piece.bias = m.bias;
         piece.rows = m.rows;
-        piece.all_splits = m.slices;
-        piece.length = m.whole_strips;
-        piece.pass_splits = m.first_strip;
-        piece.inverse = m.first_partial >> 8;
-        piece.strips = m.first_partial & 255;
+        piece.all_splits = m.splits;
+        piece.length = m.length;
+        piece.pass_splits = m.pass_splits;
+        piece.inverse = m.strips >> 8;
+        piece.strips = m.strips & 255;
         piece.x_rows = launch.x_rows;
     }
     __device__ const u16* x(const FewPiece&, u32 row) const {
@@ -676,7 +676,7 @@ struct FewAsking {
             if (number >= ring.asking) return;
             // Waits for this block's weights: those of other blocks come before prefetches.
             if (last_full) wait_for(last_full, last_phase);
-            prefetch_next(work.launch, number, ring.asking);
+            prefetch_next(work.launch.prefetches, number, ring.asking);
         }
     }
     // Requests the x of all stages.

@@ -57,6 +57,9 @@ struct LargePair {
     u32 blocks, rank;
     __device__ LargePair() : blocks(cluster_blocks()), rank(blockIdx.x % blocks) {}
     __device__ bool exists() const { return blocks > 1; }
+    __device__ void arrive_beside(u32 barrier) const {
+        if (exists()) arrive_at(barrier, rank ^ 1);
+    }
     // All threads of both meet.
     __device__ void meet() const {
         if (exists()) meet_cluster();
@@ -65,14 +68,9 @@ struct LargePair {
 struct LargeStages : StageRing<LARGE_RING> {
     LargePair pair;
     using StageRing::StageRing;
-    __device__ void release(u32 empty, u32 lane) const {
-        __syncwarp();
-        if (!empty || lane >= WIDE_ARRIVALS) return;
-        arrive(empty);
-        if (pair.exists()) arrive_at(empty, pair.rank ^ 1);
-    }
+    __device__ void release(u32 empty, u32 lane) const { linear::release(empty, lane, pair); }
 };
-struct LargeShared : WideShared {
+struct LargeShared : WideShared<Fast256Launch> {
     LargePair pair;
     __device__ __forceinline__ void ask_for_x(const WidePiece& piece, u32 stage, u32 to,
                                               u32 barrier, u32 lane) const {
@@ -97,7 +95,7 @@ struct LargeCursor {
     u32 band;
     enum { HEAD, WHOLE, TAIL };
 
-    __device__ LargeCursor(const LinearLaunch& launch, u32 n) : part(HEAD) {
+    __device__ LargeCursor(const Fast256Launch& launch, u32 n) : part(HEAD) {
         const LargePair pair;
         const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / pair.blocks;
         const u32 share = place / bands * pair.blocks + pair.rank;
@@ -125,7 +123,7 @@ struct LargeCursor {
     // Whether the previous share has begun the group, and this is the group's next piece.
     __device__ bool resumes() const { return part == TAIL && at == begin; }
     // The present piece, within a split. `split`: stages per split of the piece's matrix.
-    __device__ WidePiece piece(const LinearLaunch& launch, u32 n, u32& split) const {
+    __device__ WidePiece piece(const Fast256Launch& launch, u32 n, u32& split) const {
         WidePiece p;
         u32 group = at / stages;
         for (p.matrix = 0; p.matrix + 1 < launch.matrix_count; p.matrix++) {
@@ -136,7 +134,7 @@ struct LargeCursor {
         const u32 all = strips_of(launch.matrices[p.matrix].rows);
         p.first_strip = group * STRIPS;
         p.strips = min(max(all, p.first_strip) - p.first_strip, STRIPS);
-        split = split_stages(launch.columns, launch.splits[p.matrix]);
+        split = split_stages(launch.columns, launch.matrices[p.matrix].splits);
         p.begin = at % stages;
         p.end = min(min(stages, p.begin + (limit - at)), (p.begin / split + 1) * split);
         p.x_box = wide_band_rows(launch.x_rows, n);
@@ -151,7 +149,7 @@ struct LargeCursor {
 };
 
 template <u32 N, u32 STRIPS>
-__device__ __forceinline__ void ask_for_pieces(const LinearLaunch& launch, LargeStages ring,
+__device__ __forceinline__ void ask_for_pieces(const Fast256Launch& launch, LargeStages ring,
                                                u32 warp, u32 lane) {
     constexpr u32 X_PLACE = STRIPS * WIDE_STRIP_BYTES;
     for (u32 i = 0; i < warp; i++) ring.next();
@@ -199,7 +197,7 @@ struct LargeMemory {
     u32* counter;
     float* own;
     u32 bands;
-    __device__ LargeMemory(const LinearLaunch& launch, u32 n)
+    __device__ LargeMemory(const Fast256Launch& launch, u32 n)
         : counter(launch.counters + blockIdx.x),
           own(launch.partials + blockIdx.x * u64(3 * SUMS) + threadIdx.x * 4),
           bands(wide_bands(launch.x_rows, n)) {}
@@ -261,7 +259,7 @@ template <u32 N>
 constexpr bool BY_EIGHTS = N == LARGE_ROWS;
 
 template <u32 N, u32 STRIPS>
-__device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch, LargeStages& ring,
+__device__ __forceinline__ void multiply_pieces(const Fast256Launch& launch, LargeStages& ring,
                                                 u32 lane) {
     const WideShare share;
     using Memory = LargeMemory<STRIPS>;
@@ -291,7 +289,7 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch, Larg
         const bool ends_split = ends_group || piece.end % split == 0;
         if (ends_split && piece.end > split) add_total<N, STRIPS>(sums, total, piece.x_rows);
         if (ends_group) {
-            const WideOutput output(launch, piece, share);
+            const WideOutput output(launch.matrices[piece.matrix], piece, share);
             output.store<N / 8, BY_EIGHTS<N>>(0, sums);
             if (is_tail) memory.release_block_before();
         } else {
@@ -307,7 +305,7 @@ __device__ __forceinline__ void multiply_pieces(const LinearLaunch& launch, Larg
 }
 
 template <u32 N, u32 STRIPS>
-__device__ __forceinline__ void linear_large(const LinearLaunch& launch) {
+__device__ __forceinline__ void linear_large(const Fast256Launch& launch) {
     constexpr u32 WARPS = large_warps(STRIPS);
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);

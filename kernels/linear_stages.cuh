@@ -39,10 +39,18 @@ constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
 #else
 constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
 #endif
-// Lets the warps that fill a stage or a slot write to it again. `empty`: a barrier's address, or 0.
-__device__ inline void release(u32 empty, u32 lane) {
+// A block that shares no stages with another one.
+struct Alone {
+    __device__ void arrive_beside(u32) const {}
+};
+// Lets the warps that fill a stage or a slot write to it again, those of the other block of a pair
+// too. `empty`: a barrier's address, or 0.
+template <class Pair = Alone>
+__device__ inline void release(u32 empty, u32 lane, const Pair& pair = {}) {
     __syncwarp();
-    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
+    if (!empty || lane >= WIDE_ARRIVALS) return;
+    arrive(empty);
+    pair.arrive_beside(empty);
 }
 
 // Strips and columns that a block multiplies at once.
@@ -62,13 +70,13 @@ struct WideItem : WidePiece {
     u32 splits, split, rank;  // rank: in the cluster
 
     // Makes bands of up to `n` rows of x.
-    __device__ WideItem(const LinearLaunch& launch, u32 n) {
-        const u32 cluster = cluster_blocks(), most = launch.wide_strips;
+    __device__ WideItem(const Fast128Launch& launch, u32 n) {
+        const u32 cluster = cluster_blocks(), most = launch.strips;
         const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / cluster;
         u32 item = place / bands, all = 0;
         rank = blockIdx.x % cluster;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            splits = launch.splits[matrix];
+            splits = launch.matrices[matrix].splits;
             all = strips_of(launch.matrices[matrix].rows);
             const u32 items = wide_items(all, splits, most, cluster);
             if (item < items) break;
@@ -148,15 +156,14 @@ __device__ inline void prefetch_bulk(const void* from, u32 bytes) {
 }
 // Brings to L2 this block's share of what the next product reads first. `turn` warps do so; this
 // one is `number`.
-__device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32 turn) {
+__device__ inline void prefetch_next(const LinearPrefetch (&prefetches)[LINEAR_PREFETCHES],
+                                     u32 number, u32 turn) {
 #pragma unroll 1
-    for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
-        const LinearPrefetch& next = launch.prefetches[i];
+    for (const LinearPrefetch& next : prefetches)
         for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
             prefetch_bulk(next.data + k / next.splits * next.strip_pitch +
                               u64(k % next.splits) * next.split_pitch,
                           next.bytes);
-    }
 }
 // Like arrive_expecting, by one lane; all lanes call it together with the same arguments.
 __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
@@ -285,9 +292,10 @@ __device__ __noinline__ void clear_step(u32 to) {
 }
 
 // Matrices that share x: the matrix of a piece, and requests of x by a warp.
+template <class Launch>
 struct WideShared {
-    const LinearLaunch& launch;
-    __device__ const LinearMatrix& matrix(const WidePiece& piece) const {
+    const Launch& launch;
+    __device__ const SplitMatrix& matrix(const WidePiece& piece) const {
         return launch.matrices[piece.matrix];
     }
     // Requests a stage's x, and arrives at its barrier.
@@ -373,12 +381,12 @@ struct WideAsking {
 };
 
 // Requests all stages; fills the ring with weights before the previous launch has ended.
-__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
+__device__ __forceinline__ void ask_for_stages(const Fast128Launch& launch, const WideItem& item,
                                                WideRing ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    const WideShared work = {launch};
-    const WideAsking<WideShared, WideRing> asking(work, item, item.begin + warp, lane);
+    const WideShared<Fast128Launch> work = {launch};
+    const WideAsking<WideShared<Fast128Launch>, WideRing> asking(work, item, item.begin + warp, lane);
     asking.fill(filled, ring);
     asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
 }

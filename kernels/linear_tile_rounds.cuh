@@ -56,7 +56,7 @@ struct Rounds {
     u32 group, pair;    // group of the matrix, round of the group
 
     // `item`: its number in the launch. False if there is none.
-    __device__ bool find(const LinearLaunch& launch, u32 item) {
+    __device__ bool find(const Tile64Launch& launch, u32 item) {
         places_before = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
             const RoundSplit split(launch.matrices[matrix].rows, launch.columns);
@@ -80,10 +80,10 @@ struct Rounds {
 struct BlockRounds : Rounds {
     u32 item;
     bool exists;
-    __device__ explicit BlockRounds(const LinearLaunch& launch) {
+    __device__ explicit BlockRounds(const Tile64Launch& launch) {
         item = blockIdx.x, exists = find(launch, item);
     }
-    __device__ void advance(const LinearLaunch& launch) {
+    __device__ void advance(const Tile64Launch& launch) {
         next();
         if (round < end) return;
         item += gridDim.x, exists = find(launch, item);
@@ -115,10 +115,10 @@ struct RingPlace {
 constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
 
 // Makes the ticket of a warp's tile in a round, with `flags` added.
-__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
+__device__ __forceinline__ Ticket ticket_of(const Tile64Launch& launch, const Rounds& at, u32 warp,
                                             u32 flags) {
     Ticket t = {};
-    const LinearMatrix& m = launch.matrices[at.matrix];
+    const ProductMatrix& m = launch.matrices[at.matrix];
     t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
     t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
     if (t.tile * TILE_COLUMNS >= launch.columns) {
@@ -134,12 +134,12 @@ __device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Ro
     return t;
 }
 constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
-__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
+__device__ __forceinline__ Record record_of(const Tile64Launch& launch, const Ticket& t, u32 lane) {
     if (t.flags & TICKET_NONE) return {};
     return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
 }
 // Brings a tile to a slot, or the message that there is none.
-__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ void bring_ticket(const Shared<Tile64Launch>& work, const TileBlock& block,
                                              const Ticket& ticket, const Record& record, u32 place,
                                              u32 lane, u32& problems) {
     const u32 slot = block.slot(place), full = block.slot_full + place * 8;
@@ -154,9 +154,9 @@ __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock
 
 // Requests the tiles of a third of the decoding warps, round after round. Decoding warps request
 // those of the first round themselves.
-__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ void bring_rounds(const Shared<Tile64Launch>& work, const TileBlock& block,
                                              u32 bringer, u32 lane) {
-    const LinearLaunch& launch = work.launch;
+    const Tile64Launch& launch = work.launch;
     BlockRounds at(launch);
     u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
     if (at.exists) at.advance(launch), turn++;
@@ -188,7 +188,7 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
 
 // Copies 64 columns of x, with rows in the order of the 128-byte swizzle (linear_wgmma.cuh). One
 // warp copies four rows at once.
-__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
+__device__ __forceinline__ void copy_x(const Tile64Launch& launch, u32 first_column, u32 to,
                                        u32 lane) {
     const u32 rows = launch.x_rows;
     if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
@@ -207,7 +207,7 @@ __device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_col
 
 constexpr u32 X_ARRIVALS = LANES + 1;
 template <u32 N>
-__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
+__device__ __forceinline__ void bring_x(const Tile64Launch& launch, const DecodedBlock& block,
                                         u32 lane) {
     wait_for_launch_before();
     u32 turns[SETS] = {};

@@ -24,9 +24,9 @@ struct GroupSums {
     }
     // Rounds the sums of a band by COUNT rows of x, from `first` on, and stores them to y.
     template <u32 COUNT>
-    __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
+    __device__ static __forceinline__ void store(const Tile64Launch& launch, u32 matrix, u32 group,
                                                  u32 band, u32 first, const float* sums) {
-        const LinearMatrix& m = launch.matrices[matrix];
+        const ProductMatrix& m = launch.matrices[matrix];
         const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
         // The row of the band whose sums the lane has, and the first of the two rows that it
         // stores.
@@ -57,7 +57,7 @@ struct GroupSums {
             }
         }
     }
-    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
+    __device__ __forceinline__ void store(const Tile64Launch& launch, u32 matrix, u32 group) const {
 #pragma unroll
         for (u32 band = 0; band < BANDS; band++) store<N>(launch, matrix, group, band, 0, of[band]);
     }
@@ -76,7 +76,7 @@ struct GroupSums {
     // Adds a piece over the group's items, in order, and stores it. `place`: where an item's sums
     // are.
     template <class Place>
-    __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
+    __device__ static __forceinline__ void add(const Tile64Launch& launch, const Rounds& at,
                                                u32 piece, u32 first_item, u32 last_item,
                                                Place place) {
         constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = decoded_partial_bytes(N) / 16;
@@ -138,10 +138,10 @@ __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
 // Finishes the block's part of a group: stores it if it is the whole group, otherwise adds it to
 // other blocks' parts. `has_time`: the block has nothing else to do.
 template <u32 N>
-__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
+__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const Tile64Launch& launch,
                                              const Rounds& at, DecodedShared& common,
                                              bool has_time) {
-    const LinearMatrix& m = launch.matrices[at.matrix];
+    const ProductMatrix& m = launch.matrices[at.matrix];
     const RoundSplit split(m.rows, launch.columns);
     const u32 first = at.group * split.of_group / split.of_item,
               last = ((at.group + 1) * split.of_group - 1) / split.of_item;

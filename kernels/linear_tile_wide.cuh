@@ -75,7 +75,7 @@ struct StageWriter {
 
 // Decodes an EdgeTile. Returns problems.
 template <u32 ATOMS>
-__device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
+__device__ __noinline__ u32 decode_edge(const Shared<Tile64Launch> work, TilePlace at, u32 bits, u32 bits_bytes,
                                         StageWriter<ATOMS> stage, u32 lane) {
     const u32 g = lane / 4, q = lane % 4;
     u32 problems = 0;
@@ -101,7 +101,7 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
 }
 
 template <u32 AHEAD, u32 ATOMS>
-__device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ void decode_tiles(const Shared<Tile64Launch>& work, const TileBlock& block,
                                              StageWriter<ATOMS> stage, u32 warp, u32 lane) {
     constexpr u32 PAIRS = BAND_UNITS / 2;
     const u32 thread = warp * LANES + lane;
@@ -197,7 +197,7 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
 }
 
 template <u32 N>
-__device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
+__device__ __forceinline__ void multiply_rounds(const Tile64Launch& launch,
                                                 const DecodedBlock& block, DecodedShared& common,
                                                 u32 lane) {
     constexpr u32 ATOMS = stage_atoms(N);
@@ -284,7 +284,7 @@ __device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u
 }
 
 template <u32 N>
-__device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
+__device__ __forceinline__ void linear_tile_wide(const Tile64Launch& launch) {
     const u32 lane = kept(threadIdx.x % LANES),
               warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
     __shared__ DecodedShared common;
@@ -294,7 +294,7 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
     TileBlock tiles = {};
     DecodedBlock block;
     tiles.table = shared_address(linear_shared);
-    block.count = launch.tile_sets;
+    block.count = launch.stages;
     block.stages = (tiles.table + u32(sizeof(TileTable)) + 1023) / 1024 * 1024;
     block.bytes = decoded_stage(N);
     block.xs = block.stages + SETS * block.count * block.bytes;

@@ -201,9 +201,7 @@ struct WideOutput {
     bool whole;        // all 16 rows exist, and pairs are aligned
     bool eights;       // this too, and groups of eight rows are aligned
 
-    __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
-                          const WideShare& share) {
-        const LinearMatrix& m = launch.matrices[item.matrix];
+    __device__ WideOutput(const SplitMatrix& m, const WidePiece& item, const WideShare& share) {
         const u32 lane = threadIdx.x % LANES;
         const u32 row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
         pitch = m.y_pitch;
@@ -328,7 +326,7 @@ __device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
 }
 
 template <u32 N>
-__device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
+__device__ __forceinline__ void linear_wide(const Fast128Launch& launch) {
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
@@ -344,7 +342,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (warp >= WIDE_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
         if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
-        prefetch_next(launch, warp - WIDE_WARPS, WIDE_ASKING);
+        prefetch_next(launch.prefetches, warp - WIDE_WARPS, WIDE_ASKING);
         __syncwarp();
         if (item.splits > 1) {
             meet_cluster();
@@ -362,7 +360,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         multiply_stages<N>(launch.matrices[item.matrix].rest, item,
                            item.strips * WIDE_STRIP_BYTES, ring, share, sums);
         if (item.splits == 1) {
-            const WideOutput output(launch, item, share);
+            const WideOutput output(launch.matrices[item.matrix], item, share);
             output.store<N / 8>(0, sums);
             return;
         }
@@ -378,7 +376,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
     if (item.splits == 1) return;
     meet_cluster();
     if (active) {
-        const WideOutput output(launch, item, share);
+        const WideOutput output(launch.matrices[item.matrix], item, share);
         if (item.splits == 2)
             add_splits<N, 2>(item, ring.first, output);
         else if (item.splits == 3)

@@ -20,7 +20,7 @@ pub(crate) const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 /// some numbers for the rest. The kernels are loaded when a matrix is requested.
 pub(crate) const CONSTANTS: (&str, &str) = (
     "df11_linear_constants",
-    "1152,96,80,112,224,96,4,8,2048,8,4,1024,6,8,8,4,2,64,8,256,393216,32,0,9,9,32,9,16,\
+    "848,848,720,1152,1024,896,176,48,80,112,96,4,8,2048,8,4,1024,6,8,8,4,2,64,8,256,393216,32,0,9,9,32,9,16,\
      64,128,0,0,1,0,0,0,0,0,4,16,16384,2048,640,2,2,3072,4,20,2,128,64,0,17408,32768,16384,1024,32,\
      320,4",
 );

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::multiply::{allow_most_shared, run};
 use super::split::BLOCKS;
-use super::task::{LinearLaunch, STRIP_ROWS, tiles_across};
+use super::task::{STRIP_ROWS, Tile64Launch, tiles_across};
 use crate::Result;
 use crate::gpu::module::{Kernels, Module, config};
 
@@ -39,6 +39,14 @@ impl Rounds {
         Self { items, places: items + if groups < items { groups } else { items } }
     }
 
+    /// Items and places of matrices together.
+    pub(super) fn sum(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self { items: 0, places: 0 }, |sum, one| Self {
+            items: sum.items + one.items,
+            places: sum.places + one.places,
+        })
+    }
+
     /// Bytes per place, with this many rows of x.
     pub(super) const fn place_bytes(rows: u64) -> u64 {
         GROUP_STRIPS * STRIP_ROWS * DECODED_CLASSES[class_of(rows)] * 4
@@ -56,7 +64,7 @@ const fn class_of(rows: u64) -> usize {
 /// Shared memory that blocks need, in bytes, and their numbers of threads, slots and stages.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct DecodedDemand {
+pub struct DecodedDemand {
     threads: u32,
     /// For every block.
     fixed: u32,
@@ -76,7 +84,7 @@ impl DecodedDemand {
     /// The number of stages and the dynamic shared memory of a block: as many stages as leave room
     /// for the largest tile, at least [`LEAST_STAGES`]. If the largest tile then lacks room, it is
     /// read from where it lies, slowly.
-    fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
+    pub fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
         let class = class_of(x_rows.into());
         let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
         let with = |stages| {
@@ -129,15 +137,15 @@ impl DecodedKernels {
         staged: u32,
         stream: &CudaStream,
         items: u64,
-        launch: &LinearLaunch,
+        mut launch: Tile64Launch,
     ) -> Result<()> {
-        let (tile_sets, shared) = self.needs.block(launch.x_rows, staged, self.room);
-        let launch = &LinearLaunch { tile_sets, ..*launch };
+        let (stages, shared) = self.needs.block(launch.x_rows, staged, self.room);
+        launch.of.stages = stages;
         let blocks = items.min(self.processors.into()) as u32;
         let config = config(blocks, self.needs.threads, shared);
         let kernel = &self.kernels[class_of(launch.x_rows.into())];
         // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
-        unsafe { run(kernel, early, stream, config, launch) }
+        unsafe { run(kernel, early, stream, config, &launch) }
     }
 }
 

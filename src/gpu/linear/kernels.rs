@@ -13,9 +13,10 @@ use super::multiply::{Multiply, run};
 use super::prefetch::LastLaunch;
 use super::split::{FEW_SPLIT, GROUP};
 use super::task::{
-    BAND_ROWS, FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix,
-    MATRICES, MOST_EXPERTS, ORDER_ROWS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
-    STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+    BAND_ROWS, FEW_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch,
+    LEAST_CHUNK, LinearMatrix, MATRICES, MOST_EXPERTS, ORDER_ROWS, OrderLaunch, PACK_WARPS,
+    PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch,
+    UNPACK_WARPS, UnpackTask, tiles_across,
 };
 use super::tiles::{Fewest, TileDemand, TileKernels};
 use crate::gpu::fault::{OrFault, gpu};
@@ -63,7 +64,7 @@ struct Constants {
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
-    structures: [u32; 6],
+    structures: [u32; 11],
     warps: [u32; 2],
     partial_bytes: u32,
     matrices: u32,
@@ -77,13 +78,19 @@ impl Agreed {
     fn ours() -> Self {
         Self {
             structures: [
-                size_of::<LinearLaunch>() as u32,
-                size_of::<LinearMatrix>() as u32,
-                size_of::<PackTask>() as u32,
-                size_of::<UnpackTask>() as u32,
-                size_of::<GroupedLaunch>() as u32,
-                size_of::<GatherTask>() as u32,
-            ],
+                size_of::<Fast16Launch>(),
+                size_of::<Tile16Launch>(),
+                size_of::<Tile64Launch>(),
+                size_of::<OrderLaunch>(),
+                size_of::<Fast128Launch>(),
+                size_of::<Fast256Launch>(),
+                size_of::<GroupedLaunch>(),
+                size_of::<LinearMatrix>(),
+                size_of::<PackTask>(),
+                size_of::<UnpackTask>(),
+                size_of::<GatherTask>(),
+            ]
+            .map(|bytes| bytes as u32),
             warps: [PACK_WARPS as u32, UNPACK_WARPS as u32],
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
@@ -211,12 +218,14 @@ impl LinearKernels {
         }
     }
 
-    /// Kernel for this many rows of x per band, in the fast layout; with `half`, for groups of half
-    /// as many strips.
-    pub(super) fn fast(&self, x_rows: u64, half: bool) -> &Multiply {
-        let kernels = if half { &self.half } else { &self.fast };
-        let kernel = kernels.iter().find(|&&(class, _)| x_rows <= class);
-        &kernel.expect("most_rows says for how many there are kernels").1
+    /// Kernel for this many rows of x per band, in the fast layout.
+    pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
+        of_rows(&self.fast, x_rows).1
+    }
+
+    /// The same, for groups of half as many strips.
+    pub(super) fn half(&self, x_rows: u64) -> &Multiply {
+        of_rows(&self.half, x_rows).1
     }
 
     /// Puts a product with experts on the stream, in blocks of `each` places.
@@ -323,10 +332,18 @@ impl OrderKernels {
 
     /// The kernel for `x_rows` rows of x, up to [`ORDER_ROWS`], and the most rows that it
     /// multiplies.
-    pub(super) fn of(&self, x_rows: u64) -> &(u64, Multiply) {
-        let mut all = self.kernels.iter();
-        all.find(|(class, _)| x_rows <= *class).expect("there are no more rows than ORDER_ROWS")
+    pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
+        of_rows(&self.kernels, x_rows)
     }
+}
+
+/// The first kernel for so many rows, and its most rows.
+fn of_rows(kernels: &[(u64, Multiply)], x_rows: u64) -> (u64, &Multiply) {
+    let &(class, ref kernel) = kernels
+        .iter()
+        .find(|&&(class, _)| x_rows <= class)
+        .expect("most_rows says for how many there are kernels");
+    (class, kernel)
 }
 
 /// The error for a GPU that the kernels do not fit.

@@ -60,24 +60,26 @@ const HANDING: u64 = 15_000;
 /// shares then read different columns of x, of which L2 (50 MB) holds a part.
 const HANDED_STAGE: [(u64, u64); 3] = [(16 << 20, 100), (40 << 20, 120), (u64::MAX, 190)];
 
-/// How a launch multiplies.
+/// How a launch multiplies 17 or more rows of x by matrices in the fast layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Many {
+#[repr(C)]
+pub struct Many {
     /// Splits of the columns of each matrix.
-    pub(super) splits: [u8; MATRICES],
-    /// The kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
-    pub(super) class: u64,
+    pub splits: [u8; MATRICES],
+    /// The kernel: 32, 64, 128, 192 or 256 rows of x.
+    pub class: u64,
     /// Rows of x per band; the last band may have fewer.
-    pub(super) band_rows: u64,
-    pub(super) blocks: u64,
-    /// Blocks per cluster; for [`LARGE_CLASSES`] two blocks share x.
-    pub(super) cluster: u64,
-    /// Most strips per block; for [`LARGE_CLASSES`] per group.
-    pub(super) strips: u64,
-    /// Stages per share; 0 for [`WIDE_CLASSES`].
-    pub(super) share_stages: u64,
+    pub band_rows: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Blocks per cluster; from class 192 on two blocks share x.
+    pub cluster: u64,
+    /// Most strips per block; from class 192 on per group.
+    pub strips: u64,
+    /// Stages per share from class 192 on, otherwise 0.
+    pub share_stages: u64,
     /// Expected nanoseconds.
-    time: u64,
+    pub time: u64,
 }
 
 impl Many {
@@ -91,11 +93,10 @@ impl Many {
         if self.share_stages > 0 { self.band_rows / self.cluster } else { self.band_rows }
     }
 
-    /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, and
-    /// up to [`MANY_ROWS`] rows of x, on a GPU that runs `processors` blocks at once. Each matrix
-    /// has the splits that a caller asks for, or 0 for the fastest, which do not depend on
-    /// `processors`.
-    pub(super) fn new(
+    /// Plans the product by up to eight matrices with these rows and `columns` columns, and
+    /// 17 to 3072 rows of x, on a GPU that runs `processors` blocks at once. Each matrix has the
+    /// splits that a caller asks for, or 0 for the fastest, which do not depend on `processors`.
+    pub fn new(
         matrices: impl Iterator<Item = (u64, u64)>,
         columns: u64,
         x_rows: u64,
@@ -112,11 +113,15 @@ impl Many {
     }
 
     /// Most bytes of sums in memory, of matrices with these rows and up to this many rows of x.
-    pub(super) fn partial_bytes(rows: &[u64], x_rows: u64, processors: u64) -> u64 {
+    pub(super) fn partial_bytes(
+        rows: impl Iterator<Item = u64>,
+        x_rows: u64,
+        processors: u64,
+    ) -> u64 {
         if x_rows <= WIDE_CLASSES[2] {
             return 0;
         }
-        let groups: u64 = rows.iter().map(|rows| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS)).sum();
+        let groups: u64 = rows.map(|rows| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS)).sum();
         let bands = x_rows.min(MANY_ROWS).div_ceil(LARGE_CLASSES[0]);
         (groups * bands).min(processors.max(bands)) * LARGE_PARTIAL_BYTES
     }
@@ -268,7 +273,7 @@ mod tests {
                 assert!(shares.is_multiple_of(2) && many.band_rows.is_multiple_of(16), "{shape}");
                 assert!(many.share_stages.is_multiple_of(stages), "{shape}");
             }
-            assert!(bytes <= Many::partial_bytes(&[rows], x_rows, BLOCKS), "{shape}");
+            assert!(bytes <= Many::partial_bytes([rows].into_iter(), x_rows, BLOCKS), "{shape}");
         } else {
             let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
             assert!(groups * many.strips >= rows.div_ceil(32), "{shape}");

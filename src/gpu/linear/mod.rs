@@ -28,8 +28,12 @@ mod tiles;
 mod transcode;
 
 pub use decode::Indices;
+pub use decoded::DecodedDemand;
 pub use grouped::{GroupedLinear, Routing};
 pub use launch::{LinearInput, LinearOutput};
+pub use many::Many;
 pub use matrix::Matrix;
 pub use product::Linear;
+pub use split::Split;
+pub use tiles::{BlockShape, BlockWork, Fewest, TileDemand};
 pub use transcode::{FastPacker, Transcoded};

@@ -1,6 +1,6 @@
 //! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
 
-use super::task::{BAND_ROWS, MATRICES, ROWS, STRIP_ROWS, tiles_across};
+use super::task::{BAND_ROWS, MATRICES, Order, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
 
 /// Every split of K but the last has a multiple of this many columns.
@@ -43,6 +43,20 @@ pub(super) struct FewMatrix {
     pub(super) strips: u64,
     /// Strips of all matrices before.
     pub(super) first_strip: u64,
+}
+
+impl FewMatrix {
+    /// What the kernel is told.
+    pub(super) fn share(&self) -> Order {
+        Order {
+            first_strip: self.first_strip as u32,
+            splits: self.splits as u32,
+            length: self.length as u32,
+            pass_splits: self.pass_splits as u32,
+            // Both are small.
+            strips: ((0x1_0000 / self.pass_splits + 1) << 8 | self.strips) as u32,
+        }
+    }
 }
 
 /// How blocks multiply by all matrices of a launch, in that order of the sum.
@@ -132,18 +146,21 @@ const LEAST_TILES_A_SLICE: u64 = 4;
 /// Most items of the tail: `BLOCKS` and some more.
 const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
 
-/// How blocks share the strips of a matrix: `linear_split` of the kernels.
+/// How blocks share the strips of a matrix for up to 16 rows of x: as items.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
+pub struct Split {
     /// Strips that are one item each.
-    pub(super) whole_strips: u64,
+    pub whole_strips: u64,
     /// Strips after them, rounded up to a group, each of several items: slices of its columns.
     tail: u64,
-    pub(super) slices: u64,
+    /// Number of slices.
+    pub slices: u64,
 }
 
 impl Split {
-    pub(super) const fn new(rows: u64, columns: u64) -> Self {
+    /// Shares a matrix of this shape, which alone decides, for the multiprocessors of the GPUs that
+    /// we have.
+    pub const fn new(rows: u64, columns: u64) -> Self {
         let (strips, tiles) = (rows.div_ceil(STRIP_ROWS), tiles_across(columns));
         let (tail, mut slices) = ((strips % BLOCKS).next_multiple_of(GROUP), 1);
         while slices < MOST_SLICES
@@ -158,12 +175,13 @@ impl Split {
         Self { whole_strips: strips - strips % BLOCKS, tail, slices }
     }
 
-    pub(super) const fn items(self) -> u64 {
+    /// Number of items.
+    pub const fn items(self) -> u64 {
         self.whole_strips + self.tail * self.slices
     }
 
     /// Number of items whose sums meet in memory.
-    pub(super) const fn partials(self) -> u64 {
+    pub const fn partials(self) -> u64 {
         if self.slices > 1 { self.tail * self.slices } else { 0 }
     }
 }

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
 use super::multiply::{allow_most_shared, run};
-use super::task::{FEW_ROWS, LinearLaunch, ROWS};
+use super::task::{FEW_ROWS, ROWS, Tile16, Tile16Launch};
 use crate::Result;
 use crate::gpu::fit::LANES;
 use crate::gpu::module::{Kernels, Module, config};
@@ -22,7 +22,7 @@ const STAGE_UNIT: u32 = 16;
 /// The kernel for the fewest rows of x; its blocks hold all of x in shared memory.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct Fewest {
+pub struct Fewest {
     /// Most warps that decode; 0 if there is no such kernel.
     warps: u32,
     /// Most rows of x.
@@ -62,7 +62,7 @@ impl Fewest {
 /// Shared memory that blocks need, in bytes, and their numbers of warps, stages and tables.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct TileDemand {
+pub struct TileDemand {
     /// Warps that bring tiles to the others and add their sums.
     helpers: u32,
     /// Most warps that decode.
@@ -84,24 +84,48 @@ pub(super) struct TileDemand {
 
 /// Most items and matrices that a block of a launch has.
 #[derive(Clone, Copy, Debug)]
-struct BlockWork {
-    items: u32,
-    matrices: u32,
+#[repr(C)]
+pub struct BlockWork {
+    /// Number of items.
+    pub items: u32,
+    /// Number of matrices.
+    pub matrices: u32,
 }
 
+/// How a block multiplies by matrices as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BlockShape {
+#[repr(C)]
+pub struct BlockShape {
     /// Warps that decode.
-    warps: u32,
-    tables: u32,
+    pub warps: u32,
+    /// Decode tables at once.
+    pub tables: u32,
     /// Items whose sums are in flight at once.
-    sets: u32,
-    shared: u32,
+    pub sets: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
     /// Bytes of `shared` for each of a warp's stages.
-    slot: u32,
+    pub slot: u32,
 }
 
 impl TileDemand {
+    /// The block for some rows of x, in so much shared memory, and whether its kernel is `fewest`.
+    /// `staged`: most bytes of bitstream that a tile takes. `None` if common tiles do not fit.
+    pub fn plan(
+        self,
+        fewest: Option<Fewest>,
+        (x_rows, columns): (u32, u32),
+        staged: u32,
+        work: BlockWork,
+        room: u32,
+    ) -> Option<(bool, BlockShape)> {
+        let fewest = fewest.filter(|fewest| fewest.warps > 0);
+        let fewest =
+            fewest.and_then(|fewest| fewest.shape(self, x_rows, columns, staged, work, room));
+        let others = || Some((false, self.shape(x_rows, staged, work, room)?));
+        fewest.map(|shape| (true, shape)).or_else(others)
+    }
+
     /// Keeps sums of several items in flight, so that warps need not wait for each other, and
     /// tables of several matrices, so that no warp waits for one, unless warps or stages would have
     /// less room. `None` if common tiles do not fit.
@@ -210,25 +234,27 @@ impl TileKernels {
         early: bool,
         staged: u32,
         stream: &CudaStream,
-        launch: &LinearLaunch,
+        mut launch: Tile16Launch,
     ) -> Result<()> {
-        let LinearLaunch { x_rows, columns, items, matrix_count: matrices, .. } = *launch;
+        let Tile16Launch { x_rows, columns, matrix_count: matrices, .. } = launch;
+        let items = launch.of.items;
         let (needs, room) = (self.needs, self.room);
         let work = BlockWork { items: items.div_ceil(self.processors), matrices };
-        let fewest = self.fewest.as_ref().and_then(|(function, fewest)| {
-            Some((function, fewest.shape(needs, x_rows, columns, staged, work, room)?))
-        });
-        let (function, shape) = fewest.unwrap_or_else(|| {
-            let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
-            let shape = needs.shape(x_rows, staged, work, room);
-            (function, shape.expect("most_rows says how many rows fit"))
-        });
-        let BlockShape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
-        let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
+        let fewest = self.fewest.as_ref();
+        let demand = fewest.map(|&(_, demand)| demand);
+        let plan = needs.plan(demand, (x_rows, columns), staged, work, room);
+        let (is_fewest, shape) = plan.expect("most_rows says how many rows fit");
+        let function = match fewest.filter(|_| is_fewest) {
+            Some((function, _)) => function,
+            None if u64::from(x_rows) <= FEW_ROWS => &self.few,
+            None => &self.most,
+        };
+        let BlockShape { tables, sets, slot: slot_bytes, .. } = shape;
+        launch.of = Tile16 { sets, tables, slot_bytes, ..launch.of };
         let threads = (needs.helpers + shape.warps) * LANES;
         let config = config(items.min(self.processors), threads, shape.shared);
         // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
-        unsafe { run(function, early, stream, config, launch) }
+        unsafe { run(function, early, stream, config, &launch) }
     }
 }
 
