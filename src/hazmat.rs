@@ -86,7 +86,9 @@ pub mod gpu {
     pub use crate::gpu::{
         device::{seconds_between, timestamp},
         driver::{Visit, capture_of_raw},
-        linear::FastPacker,
+        linear::{
+            BlockShape, BlockWork, DecodedDemand, FastPacker, Fewest, Many, Split, TileDemand,
+        },
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
     };
