@@ -3,7 +3,7 @@
 //! `kernels/bench/linear_host.hpp` declares these functions and structures.
 #![expect(unsafe_code, reason = "functions that C++ finds by their names")]
 
-use df11::hazmat::gpu::{BlockShape, BlockWork, DecodedDemand, Fewest, Many, Split, TileDemand};
+use df11::hazmat::gpu::{BlockShape, BlockWork, Many, Split, Tile2, Tile64Demand, TileDemand};
 
 /// A product by matrices in the fast layout, and the GPU's multiprocessors.
 #[derive(Clone, Copy)]
@@ -28,16 +28,16 @@ pub struct TileProduct {
     room: u32,
 }
 
-/// A block, and 1 if its kernel is the one for the fewest rows of x.
+/// A block, and 1 if its kernel is `tile_2`.
 #[repr(C)]
 pub struct TilePlan {
-    is_fewest: u32,
+    is_tile_2: u32,
     shape: BlockShape,
 }
 
 /// Stages and bytes of shared memory of a block.
 #[repr(C)]
-pub struct DecodedPlan {
+pub struct Tile64Plan {
     stages: u32,
     shared: u32,
 }
@@ -78,21 +78,21 @@ pub extern "C" fn df11_plan_items(rows: u32, columns: u32) -> ItemsPlan {
 #[unsafe(no_mangle)]
 pub extern "C" fn df11_plan_tile(
     needs: TileDemand,
-    fewest: Fewest,
+    tile_2: Tile2,
     work: BlockWork,
     product: TileProduct,
 ) -> TilePlan {
     let TileProduct { x_rows, columns, staged, room } = product;
-    let plan = needs.plan(Some(fewest), (x_rows, columns), staged, work, room);
+    let plan = needs.plan(Some(tile_2), (x_rows, columns), staged, work, room);
     let none = BlockShape { warps: 0, tables: 0, sets: 0, shared: 0, slot: 0 };
-    let (is_fewest, shape) = plan.unwrap_or((false, none));
-    TilePlan { is_fewest: is_fewest.into(), shape }
+    let (is_tile_2, shape) = plan.unwrap_or((false, none));
+    TilePlan { is_tile_2: is_tile_2.into(), shape }
 }
 
 /// Plans blocks for more rows by matrices as stored.
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub extern "C" fn df11_plan_decoded(needs: DecodedDemand, product: TileProduct) -> DecodedPlan {
+pub extern "C" fn df11_plan_tile_64(needs: Tile64Demand, product: TileProduct) -> Tile64Plan {
     let (stages, shared) = needs.block(product.x_rows, product.staged, product.room);
-    DecodedPlan { stages, shared }
+    Tile64Plan { stages, shared }
 }

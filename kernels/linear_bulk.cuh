@@ -1,8 +1,8 @@
-// linear_fast.cuh for compute capability 9.0: one warp of its own requests the weights, in bulk,
+// linear_fast_16.cuh for compute capability 9.0: one warp of its own requests the weights, in bulk,
 // and another one x. The blocks of a cluster have neighbouring strips and share x: each requests a
 // part of its rows, for all of them.
 #pragma once
-#include "linear_fast.cuh"
+#include "linear_fast_16.cuh"
 
 namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;

@@ -153,7 +153,7 @@ static_assert(sizeof(Fast16Launch) == 848, "as Rust has it");
 // of x: the same argument and bits of y, with more warps that decode, and x in shared memory
 // besides.
 struct alignas(16) Tile16Launch : LinearLaunch<ItemMatrix> {
-    u32* counters;    // as in Fast16Launch, like the next two
+    u32* counters;  // as in Fast16Launch, like the next two
     float* partials;
     u32 items;
     u32 sets;        // items whose sums are in flight at once, 1 or 2
@@ -164,28 +164,28 @@ struct alignas(16) Tile16Launch : LinearLaunch<ItemMatrix> {
 static_assert(sizeof(Tile16Launch) == 848, "as Rust has it");
 
 // df11_linear_tile_{32,64}: 17 to 64 rows of x, by matrices in tiles as stored; only in the machine
-// code for compute capability 9.0. DECODED_THREADS threads, decoded_shared_bytes of dynamic shared
+// code for compute capability 9.0. TILE64_THREADS threads, tile64_shared_bytes of dynamic shared
 // memory. Best is one block per multiprocessor, but no more than the sum of RoundSplit.items. The
 // bits of y depend on the matrix, the row of x, and whether x has up to 32 or up to 64 rows.
 struct alignas(16) Tile64Launch : LinearLaunch<ProductMatrix> {
     u32* counters;    // LINEAR_BLOCKS for each matrix, 0 before and after
-    float* partials;  // the sum of RoundSplit.places() times decoded_partial_bytes, aligned to 16
-    u32 stages;       // of a set: 2 to MOST_DECODED
+    float* partials;  // the sum of RoundSplit.places() times tile64_partial_bytes, aligned to 16
+    u32 stages;       // of a set: 2 to TILE64_STAGES
 };
 static_assert(sizeof(Tile64Launch) == 720, "as Rust has it");
 
-// df11_linear_order_{8,16,32,64} multiply in the order of a plan of the sum (linear_few.cuh), by
+// df11_linear_order_{8,16,32,64} multiply in the order of a plan of the sum (linear_order.cuh), by
 // at most 8, 16, 32 and 64 rows of x. Only the machine code for compute capability 9.0 has them. A
-// block has FEW_HELPERS warps, and two for each of `units` and each band of 32 rows of x; units
-// times bands are at most FEW_UNITS. Blocks times `each`, plus `more`, are the strips of all
+// block has ORDER_HELPERS warps, and two for each of `units` and each band of 32 rows of x; units
+// times bands are at most ORDER_UNITS. Blocks times `each`, plus `more`, are the strips of all
 // matrices. The bits of y depend on the matrix, its splits and the row of x.
 struct OrderMatrix : ProductMatrix {
     u32 first_strip;  // strips of all matrices before
     u32 splits;       // of its columns, none empty
     u32 length;       // blocks of 64 in each split but the last: ceil(ceil(columns / 64) / splits)
-    u32 pass_splits;  // splits at once, at most the launch's: all of them if at most FEW_UNITS
-    u32 strips;       // bits 0 to 7: strips at once, so that strips times splits at once are at most
-                      // `units`; bits 8 and up: 2^16 / pass_splits, plus one
+    u32 pass_splits;  // splits at once, at most the launch's: all of them if at most ORDER_UNITS
+    u32 strips;  // bits 0 to 7: strips at once, so that strips times splits at once are at most
+                 // `units`; bits 8 and up: 2^16 / pass_splits, plus one
 };
 static_assert(sizeof(OrderMatrix) == 96, "as Rust has it");
 struct alignas(64) OrderLaunch : LinearLaunch<OrderMatrix> {
@@ -201,74 +201,74 @@ static_assert(sizeof(OrderLaunch) == 1152, "as Rust has it");
 
 // df11_linear_fast_{32,64,128} multiply by 17 or more rows of x, in bands of at most 32, 64 and
 // 128. Only the machine code for compute capability 9.0 has them. A launch has `cluster` *
-// wide_bands * (the sum of wide_items) blocks of WIDE_THREADS, in clusters of `cluster`: at least
-// as many as each matrix has splits, at most WIDE_SPLITS. The bits of y depend only on the matrix,
-// its splits and the row of x; all kernels below give the same.
+// fast128_bands * (the sum of fast128_items) blocks of FAST128_THREADS, in clusters of `cluster`:
+// at least as many as each matrix has splits, at most FAST128_SPLITS. The bits of y depend only on
+// the matrix, its splits and the row of x; all kernels below give the same.
 struct SplitMatrix : ProductMatrix {
     u32 splits;  // of its columns, none of them empty (split_stages)
 };
 static_assert(sizeof(SplitMatrix) == 80, "as Rust has it");
 struct alignas(64) Fast128Launch : LinearLaunch<SplitMatrix> {
-    XMap x_map;                                    // boxes of wide_band_rows rows
+    XMap x_map;                                    // boxes of fast128_band_rows rows
     LinearPrefetch prefetches[LINEAR_PREFETCHES];  // what the next product will read first
     u32 x_mapped;                                  // 1 if x_map is set
-    u32 strips;  // per block, 1 to WIDE_STRIPS; best is an even number, because a warpgroup takes
-                 // as long for one strip as for two
+    u32 strips;  // per block, 1 to FAST128_STRIPS; best is an even number, because a warpgroup
+                 // takes as long for one strip as for two
 };
 static_assert(sizeof(Fast128Launch) == 1024, "as Rust has it");
-constexpr u32 WIDE_ROWS = 128;    // rows of x per band, at most
-constexpr u32 WIDE_STRIPS = 8;    // strips per block, at most
-constexpr u32 WIDE_COLUMNS = 64;  // columns per stage
-constexpr u32 WIDE_SPLITS = 8;    // splits of a matrix's columns, and blocks per cluster, at most
+constexpr u32 FAST128_ROWS = 128;    // rows of x per band, at most
+constexpr u32 FAST128_STRIPS = 8;    // strips per block, at most
+constexpr u32 FAST128_COLUMNS = 64;  // columns per stage
+constexpr u32 FAST128_SPLITS = 8;  // splits of a matrix's columns, and blocks per cluster, at most
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
 }
-__host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
-    return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
+__host__ __device__ constexpr u32 fast128_stage_count(u32 columns) {
+    return columns / FAST128_COLUMNS + (columns % FAST128_COLUMNS != 0);
 }
 // Stages of every split but the last, which may have fewer. They fix the order of sums: a split is
 // one chain of products of 16 columns, first to last, from 0; splits are added in order, then the
 // bias.
 __host__ __device__ constexpr u32 split_stages(u32 columns, u32 splits) {
-    return (wide_stage_count(columns) + splits - 1) / splits;
+    return (fast128_stage_count(columns) + splits - 1) / splits;
 }
 // Bands of at most n rows of x, and rows per band; the last band may have fewer.
-__host__ __device__ constexpr u32 wide_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
-__host__ __device__ constexpr u32 wide_band_rows(u32 x_rows, u32 n) {
-    const u32 bands = wide_bands(x_rows, n);
+__host__ __device__ constexpr u32 fast128_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
+__host__ __device__ constexpr u32 fast128_band_rows(u32 x_rows, u32 n) {
+    const u32 bands = fast128_bands(x_rows, n);
     return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
 }
 // Clusters per matrix and band.
-__host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_strips,
-                                             u32 cluster) {
+__host__ __device__ constexpr u32 fast128_items(u32 strips, u32 splits, u32 block_strips,
+                                                u32 cluster) {
     const u32 groups = (strips + block_strips - 1) / block_strips, each = cluster / splits;
     return (groups + each - 1) / each;
 }
 
 // df11_linear_fast_{192,256} and df11_linear_half_{192,256}, in the same machine code, multiply by
-// 129 or more rows of x, in bands of at most 192 and 256, in as many blocks of threads_of_large as
-// there are shares, times wide_bands. A group is LARGE_STRIPS or HALF_STRIPS strips by all columns.
-// The stages of all groups, one after the other, are shared out evenly. A share that ends inside a
-// group begins with its part of that group and hands the sums to the next share, which ends with
-// the rest. Neighbouring blocks take the bands of one share, so that they read the same weights.
-// In clusters of two, blocks share x: share_stages are then whole groups, all blocks have equally
-// many stages, the number of shares is even, and wide_band_rows a multiple of 16.
+// 129 or more rows of x, in bands of at most 192 and 256, in as many blocks of threads_of_fast256
+// as there are shares, times fast128_bands. A group is FAST256_STRIPS or HALF_STRIPS strips by all
+// columns. The stages of all groups, one after the other, are shared out evenly. A share that ends
+// inside a group begins with its part of that group and hands the sums to the next share, which
+// ends with the rest. Neighbouring blocks take the bands of one share, so that they read the same
+// weights. In clusters of two, blocks share x: share_stages are then whole groups, all blocks have
+// equally many stages, the number of shares is even, and fast128_band_rows a multiple of 16.
 struct alignas(64) Fast256Launch : LinearLaunch<SplitMatrix> {
-    XMap x_map;        // boxes of wide_band_rows rows, in clusters of two of half as many
+    XMap x_map;        // boxes of fast128_band_rows rows, in clusters of two of half as many
     u32* counters;     // one per block, 0 before and after
-    float* partials;   // large_partial_bytes per block, aligned to 16
+    float* partials;   // fast256_partial_bytes per block, aligned to 16
     u32 x_mapped;      // 1 if x_map is set
     u32 share_stages;  // per share, at least those of a group, so that at most two shares have
                        // parts of one group
 };
 static_assert(sizeof(Fast256Launch) == 896, "as Rust has it");
-constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
-constexpr u32 LARGE_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}
-constexpr u32 HALF_STRIPS = 2;   // strips per group of df11_linear_half_{192,256}
-__host__ __device__ constexpr u32 large_partial_bytes(u32 group_strips) {
-    return 3 * group_strips * STRIP_ROWS * LARGE_ROWS * 4;
+constexpr u32 FAST256_ROWS = 256;  // rows of x per band, at most
+constexpr u32 FAST256_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}
+constexpr u32 HALF_STRIPS = 2;     // strips per group of df11_linear_half_{192,256}
+__host__ __device__ constexpr u32 fast256_partial_bytes(u32 group_strips) {
+    return 3 * group_strips * STRIP_ROWS * FAST256_ROWS * 4;
 }
-__host__ __device__ constexpr u32 large_groups(u32 rows, u32 group_strips) {
+__host__ __device__ constexpr u32 fast256_groups(u32 rows, u32 group_strips) {
     return (strips_of(rows) + group_strips - 1) / group_strips;
 }
 
@@ -296,10 +296,10 @@ struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
                    // of 16 bytes
-    const u32* x_index;  // `places` of them, or null: place i then has row i
-    const u32* offsets;  // experts + 1 on the device: ascending, the last at most `places`
-    const u32* blocks;   // experts of blocks, or null: offsets route
-    const u32* end;      // with blocks and x_index, on the device: number of places that count
+    const u32* x_index;    // `places` of them, or null: place i then has row i
+    const u32* offsets;    // experts + 1 on the device: ascending, the last at most `places`
+    const u32* blocks;     // experts of blocks, or null: offsets route
+    const u32* end;        // with blocks and x_index, on the device: number of places that count
     const float* factors;  // one for each row of y, or null
     const LinearMatrix* matrices;  // null, or `experts` of them on the device, aligned to 16 bytes
     u16* y;

@@ -1,5 +1,5 @@
 // Warps, shared memory and the order of tiles of a block that multiplies by tiles as stored
-// (linear_tile.cuh), for a number of rows of x; and how its warps wait for each other.
+// (linear_tile_16.cuh), for a number of rows of x; and how its warps wait for each other.
 #pragma once
 #include "linear_stages.cuh"
 #include "tile_code.cuh"
@@ -25,10 +25,10 @@ static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each decoding warp, for tiles that are there or in flight.
 constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
 // Most rows of x that a block keeps in shared memory for all warps. More warps decode then.
-constexpr u32 FEWEST_ROWS = 2;
+constexpr u32 TILE2_ROWS = 2;
 // Most decoding warps, by the rows of x.
 __host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
-    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
+    return x_rows <= TILE2_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
 }
 // Bytes from one row of x in shared memory to the next: 64 modulo 128, so that lanes never conflict
 // in a bank.
@@ -215,8 +215,8 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
 }
 
 // Lanes of a warp that arrive at a slot after the warp has written or read it: one, after
-// __syncwarp, except for racecheck (WIDE_ARRIVALS).
-constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
+// __syncwarp, except for racecheck (WARP_ARRIVALS).
+constexpr u32 SLOT_LANES = WARP_ARRIVALS;
 // Arrivals at a slot that is being filled. On 9.0 one of them tells how many bytes a bulk copy
 // brings; elsewhere the copies of all lanes arrive too.
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES + (HOPPER ? 0 : LANES);

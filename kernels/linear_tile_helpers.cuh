@@ -1,5 +1,5 @@
-// Work of the warps that do not decode (linear_tile.cuh): they bring tiles to those that do, turn
-// sums of runs into y, and bring tables.
+// Work of the warps that do not decode (linear_tile_16.cuh): they bring tiles to those that do,
+// turn sums of runs into y, and bring tables.
 #pragma once
 #include "linear_tile_unit.cuh"
 
@@ -76,8 +76,8 @@ static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
 // Brings all tiles except the first one of each warp. Each of TILE_BRINGERS warps calls it. Returns
 // how many items the block has.
-__device__ __forceinline__ u32 bring_tiles(const SharedTiles& work, const TileBlock& block, u32 bringer,
-                                           u32 warps, u32 lane) {
+__device__ __forceinline__ u32 bring_tiles(const SharedTiles& work, const TileBlock& block,
+                                           u32 bringer, u32 warps, u32 lane) {
     const bool aligned = has_aligned_x(work.launch);
     // One bit per warp: those that this warp serves, and those that have their first tile.
     const u32 of_bringer = 0x49249249u << bringer;
@@ -288,9 +288,8 @@ __device__ __forceinline__ u32 add_runs(const SharedTiles& work, const TileBlock
 // is a function of its own, so that the loops before it keep fewer registers.
 __device__ __noinline__ void add_last(const SharedTiles work, TileShared& common, u32 number) {
     static_assert(TILE_HELPERS * LANE_X_ROWS >= LINEAR_ROWS, "each helper has some rows of x");
-    const u32 x_rows = work.launch.x_rows, sets = work.launch.sets,
-              place = place_of(number, sets), lane = threadIdx.x % LANES,
-              first = threadIdx.x / LANES * LANE_X_ROWS;
+    const u32 x_rows = work.launch.x_rows, sets = work.launch.sets, place = place_of(number, sets),
+              lane = threadIdx.x % LANES, first = threadIdx.x / LANES * LANE_X_ROWS;
     const Range at = work.range(last_item(work));
     // The previous launch may have written the bias.
     wait_for_launch_before();

@@ -1,4 +1,4 @@
-// Work of a warp on the tiles that it decodes (linear_tile.cuh): the place of each lane's bits,
+// Work of a warp on the tiles that it decodes (linear_tile_16.cuh): the place of each lane's bits,
 // weights from bits, products, and their sums.
 #pragma once
 #include "linear_tile_block.cuh"
@@ -204,7 +204,8 @@ __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
 // Tiles that are decoded slowly, with the same bits of y.
 
 // Loads a lane's eight columns of a row of x.
-__device__ __forceinline__ uint4 load_x(const SharedTiles& work, u32 row, u32 column, bool aligned) {
+__device__ __forceinline__ uint4 load_x(const SharedTiles& work, u32 row, u32 column,
+                                        bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
     const u16* from = work.launch.x + row * work.launch.x_pitch + column;
     if (aligned) return __ldg(reinterpret_cast<const uint4*>(from));

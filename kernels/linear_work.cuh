@@ -35,9 +35,7 @@ template <class Launch>
 struct Shared {
     const Launch& launch;
     __device__ u32 items() const { return launch.items; }
-    __device__ const auto& matrix(const Range& at) const {
-        return launch.matrices[at.matrix];
-    }
+    __device__ const auto& matrix(const Range& at) const { return launch.matrices[at.matrix]; }
     __device__ const u16* x(const Range&, u32 row) const { return launch.x + row * launch.x_pitch; }
     __device__ u16* y(const Range& at, u32 row) const {
         return matrix(at).y + row * matrix(at).y_pitch;

@@ -86,9 +86,7 @@ pub mod gpu {
     pub use crate::gpu::{
         device::{seconds_between, timestamp},
         driver::{Visit, capture_of_raw},
-        linear::{
-            BlockShape, BlockWork, DecodedDemand, FastPacker, Fewest, Many, Split, TileDemand,
-        },
+        linear::{BlockShape, BlockWork, FastPacker, Many, Split, Tile2, Tile64Demand, TileDemand},
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
     };

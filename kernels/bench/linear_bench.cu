@@ -36,7 +36,7 @@ using namespace linear;
 #include "linear_times.hpp"
 
 // Rows of x that a launch multiplies at most (src/gpu/linear/many.rs).
-static constexpr u32 MANY_ROWS = 12 * LARGE_ROWS;
+static constexpr u32 MANY_ROWS = 12 * FAST256_ROWS;
 
 // --- other depths and clusters
 
@@ -50,12 +50,10 @@ static constexpr u32 MANY_ROWS = 12 * LARGE_ROWS;
 BULKS(BULK)
 
 static std::vector<Variant> variants() {
-#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                     \
-    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER, \
-     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER,       \
-     EIGHTS,                                                  \
-     BULK_FIRST_BYTES + STAGES * stage_bytes(EIGHTS),         \
-     false},
+#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                       \
+    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER,   \
+     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER, EIGHTS, \
+     BULK_FIRST_BYTES + STAGES * stage_bytes(EIGHTS), false},
     std::vector<Variant> all;
     const std::vector<Variant> bulks = {BULKS(BULK_ROW)};
     for (bool begins_early : {false, true})
@@ -358,14 +356,14 @@ static bool check_wide(const Context& c) {
             good &= check_parts<Fast>(c, {320, 64, 160}, 4096, 256, 1024, x_rows);
     return good;
 }
-static const std::vector<u32> FEW_X_ROWS = {1, 3, 8, 9, 16};
+static const std::vector<u32> UP_TO_16 = {1, 3, 8, 9, 16};
 static bool check_fast(const Context& c) {
     bool good = true;
     const std::vector<Shape> shapes = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
                                        {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
                                        {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
     u32 seed = 1;
-    good &= check_each<Fast>(c, shapes, FEW_X_ROWS, {1, 0}, seed);
+    good &= check_each<Fast>(c, shapes, UP_TO_16, {1, 0}, seed);
     good &= check_modes<Fast>(c, {512, 2048}, {1, 16}, {1, 3, 5, 7}, seed);
     good &= check_each<Fast>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Fast>(c, {{6144, 4096}}, {16}, {0}, seed);
@@ -398,7 +396,7 @@ static bool check_stored(const Context& c) {
                                        {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
                                        {768, 2048},  {64, 14336}, {31, 40},   {1000, 5120}};
     u32 seed = 1;
-    good &= check_each<Tiles>(c, shapes, FEW_X_ROWS, {0, 1, 3}, seed);
+    good &= check_each<Tiles>(c, shapes, UP_TO_16, {0, 1, 3}, seed);
     good &= check_modes<Tiles>(c, {512, 2048}, {1, 16}, {1, 3, 5, 7}, seed);
     good &= check_each<Tiles>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Tiles>(c, {{6144, 4096}}, {16}, {0}, seed);
@@ -412,8 +410,8 @@ static bool check_stored(const Context& c) {
     good &= check_each<Tiles>(c, {{256, 2048}}, {1, 9, ring ? 8u : 40u}, {0}, seed);
     small_stages = false;
     // Many items and matrices per block.
-    for (u32 blocks : {0u, 1u, 5u}) few_blocks = blocks, good &= check_parts_of_tiles(c);
-    few_blocks = 0;
+    for (u32 blocks : {0u, 1u, 5u}) forced_blocks = blocks, good &= check_parts_of_tiles(c);
+    forced_blocks = 0;
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
     good &= check_gather<Tiles>(c, 77, 1000, 3);
     good &= check_gather<Tiles>(c, 77, 248, 2);
@@ -468,8 +466,8 @@ static int hostile(const Context& c, int count, u64 seed) {
         const Scope scope;
         const auto [rows, columns] = shapes[i % 4];
         const u32 most = ring    ? LINEAR_ROWS
-                         : !fast ? DECODED_ROWS
-                                 : LARGE_ROWS * (i % 8 ? 1 : 3),
+                         : !fast ? TILE64_ROWS
+                                 : FAST256_ROWS * (i % 8 ? 1 : 3),
                   x_rows = 1 + random() % most, matrices = 1 + random() % 6;
         Form f =
             form_of<Form>(make_weights(rows, columns, random(), i % (fast ? 3 : 2)), rows, columns);
@@ -478,7 +476,7 @@ static int hostile(const Context& c, int count, u64 seed) {
         u16 *y = allocate<u16>(u64(x_rows) * rows * matrices), *out = allocate<u16>(8 * columns);
         Product l = c.product(x, columns, x_rows, columns);
         for (u32 k = 0; k < matrices; k++) add_matrix(l, f, y + u64(k) * x_rows * rows, rows);
-        few_blocks = random() % 2 ? 1 + random() % 3 : 0, small_stages = random() % 2;
+        forced_blocks = random() % 2 ? 1 + random() % 3 : 0, small_stages = random() % 2;
         launch_form<Form>(c, l, staged_of(f), early);
         read_otherwise(c, f, x, x_rows, random);
         const u32* index = upload(std::vector<u32>{0, 1, 2, u32(random()), 0, rows - 1, 2, 4});
@@ -585,8 +583,7 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
     if (mode == "one") return profile<Fast>(c, {u32(number), rows[0]}, rows[1], early);
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
     if (mode == "sums") return sums<Fast>(c, number, rows), 0;
-    if (mode == "crossover")
-        return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
+    if (mode == "crossover") return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
     return 2;
 }
 int main(int argc, char** argv) {

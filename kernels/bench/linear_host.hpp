@@ -8,9 +8,10 @@ static const size_t LT_ROOM = 64 << 20;
 // Whether the kernels are those of the PTX; whether launches begin early.
 static bool ring = false, early = true;
 // Strips per block for 17 or more rows of x, and splits of the columns (0: the fastest); for 129
-// or more, rows of x per band and strips per group (0: the fastest); blocks per launch by tiles up to 16 rows of x (0: one per multiprocessor); whether
-// slots hold fewer bytes than tiles have.
-static u32 forced_strips = 0, forced_splits = 0, forced_rows = 0, forced_group = 0, few_blocks = 0;
+// or more, rows of x per band and strips per group (0: the fastest); blocks per launch by tiles up
+// to 16 rows of x (0: one per multiprocessor); whether slots hold fewer bytes than tiles have.
+static u32 forced_strips = 0, forced_splits = 0, forced_rows = 0, forced_group = 0,
+           forced_blocks = 0;
 static bool small_stages = false;
 
 // --- the planner
@@ -32,16 +33,17 @@ struct TileWork {
     u32 items, matrices;
 };
 struct TilePlan {
-    u32 is_fewest, warps, tables, sets, shared, slot_bytes;
+    u32 is_tile_2, warps, tables, sets, shared, slot_bytes;
 };
-struct DecodedPlan {
+struct Tile64Plan {
     u32 stages, shared;
 };
 extern "C" {
 Many df11_plan_many(ManyProduct);
 ItemsPlan df11_plan_items(u32 rows, u32 columns);
-TilePlan df11_plan_tile(linear::Constants::TileDemand, linear::Constants::Fewest, TileWork, TileProduct);
-DecodedPlan df11_plan_decoded(linear::Constants::DecodedDemand, TileProduct);
+TilePlan df11_plan_tile(linear::Constants::TileDemand, linear::Constants::Tile2, TileWork,
+                        TileProduct);
+Tile64Plan df11_plan_tile_64(linear::Constants::Tile64Demand, TileProduct);
 }
 // Constants of the kernels that are launched.
 static linear::Constants& constants() {
@@ -192,8 +194,8 @@ static LinearMatrix part_of(const Fast& f, Part p) {
     const u64 strip = p.first_row / 32;
     m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
     m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256, m.rest = f.entries,
-    m.patches = f.patches + strip * patch_bytes(f.columns),
-    m.rest_count = f.count, m.whole_columns = f.columns, m.first_column = p.first_column;
+    m.patches = f.patches + strip * patch_bytes(f.columns), m.rest_count = f.count,
+    m.whole_columns = f.columns, m.first_column = p.first_column;
     return m;
 }
 static LinearMatrix part_of(const Tiles& t, Part p) {
@@ -209,8 +211,7 @@ static Part all_of(const Form& f) {
     return {0, f.rows, 0, f.columns};
 }
 template <class Form>
-static void add_matrix(Product& p, const Form& form, u16* y, u64 y_pitch, const u16* bias,
-                       Part f) {
+static void add_matrix(Product& p, const Form& form, u16* y, u64 y_pitch, const u16* bias, Part f) {
     ProductMatrix& m = p.matrices[p.matrix_count++];
     static_cast<LinearMatrix&>(m) = part_of(form, f);
     m.y = y, m.y_pitch = y_pitch, m.bias = bias, m.rows = f.rows;
@@ -285,7 +286,7 @@ static void map_x(Launch& l, u32 box_rows) {
                                               cudaEnableDefault, &found));
     }
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const cuuint32_t box[] = {WIDE_COLUMNS, box_rows}, every[] = {1, 1};
+    const cuuint32_t box[] = {FAST128_COLUMNS, box_rows}, every[] = {1, 1};
     const auto done =
         encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -301,11 +302,12 @@ static Many many_of(const Product& p) {
         product.rows[i] = p.matrices[i].rows, product.splits[i] = forced_splits;
     Many many = df11_plan_many(product);
     // The same splits with other blocks.
-    if (forced_rows && p.x_rows > WIDE_ROWS && !forced_strips) {
-        const u32 bands = wide_bands(p.x_rows, forced_rows), group = wide_stage_count(p.columns);
+    if (forced_rows && p.x_rows > FAST128_ROWS && !forced_strips) {
+        const u32 bands = fast128_bands(p.x_rows, forced_rows),
+                  group = fast128_stage_count(p.columns);
         u32 groups = 0;
         for (u32 i = 0; i < p.matrix_count; i++)
-            groups += large_groups(p.matrices[i].rows, forced_group);
+            groups += fast256_groups(p.matrices[i].rows, forced_group);
         const u32 teams = std::max(sm_count() / bands, 1u), each = (groups + teams - 1) / teams;
         many.n = forced_rows, many.strips = forced_group, many.cluster = 1;
         many.share_stages = each * group, many.blocks = (groups + each - 1) / each * bands;
@@ -315,9 +317,9 @@ static Many many_of(const Product& p) {
     many.strips = forced_strips, many.share_stages = 0, many.blocks = 0;
     many.cluster = *std::max_element(many.splits, many.splits + p.matrix_count);
     for (u32 i = 0; i < p.matrix_count; i++)
-        many.blocks += wide_items(strips_of(p.matrices[i].rows), many.splits[i], forced_strips,
-                                  u32(many.cluster));
-    many.blocks *= many.cluster * wide_bands(p.x_rows, u32(many.n));
+        many.blocks += fast128_items(strips_of(p.matrices[i].rows), many.splits[i], forced_strips,
+                                     u32(many.cluster));
+    many.blocks *= many.cluster * fast128_bands(p.x_rows, u32(many.n));
     return many;
 }
 template <class Launch>
@@ -329,9 +331,9 @@ static Launch many_argument(const Product& p, const Many& many, u32 box_rows) {
 }
 static void launch_many(const Context& c, const Product& p, bool begins_early) {
     const Many many = many_of(p);
-    const u32 n = u32(many.n), band = wide_band_rows(p.x_rows, n);
+    const u32 n = u32(many.n), band = fast128_band_rows(p.x_rows, n);
     auto launch = [&](const void* kernel, u32 threads, const auto& l) {
-        launch_kernel(kernel, u32(many.blocks), threads, WIDE_SHARED_BYTES, l, c.stream,
+        launch_kernel(kernel, u32(many.blocks), threads, FAST128_SHARED_BYTES, l, c.stream,
                       begins_early, u32(many.cluster));
     };
     if (!many.share_stages) {
@@ -340,7 +342,7 @@ static void launch_many(const Context& c, const Product& p, bool begins_early) {
         return launch(n == 32   ? KERNEL(df11_linear_fast_32)
                       : n == 64 ? KERNEL(df11_linear_fast_64)
                                 : KERNEL(df11_linear_fast_128),
-                      WIDE_THREADS, l);
+                      FAST128_THREADS, l);
     }
     auto l = many_argument<Fast256Launch>(p, many, band / u32(many.cluster));
     l.counters = c.counters, l.partials = c.partials, l.share_stages = u32(many.share_stages);
@@ -348,7 +350,7 @@ static void launch_many(const Context& c, const Product& p, bool begins_early) {
     launch(n == 192 ? half ? KERNEL(df11_linear_half_192) : KERNEL(df11_linear_fast_192)
            : half   ? KERNEL(df11_linear_half_256)
                     : KERNEL(df11_linear_fast_256),
-           threads_of_large(u32(many.strips)), l);
+           threads_of_fast256(u32(many.strips)), l);
 }
 static void launch_product(const Context& c, const Product& p, bool begins_early) {
     if (p.x_rows > LINEAR_ROWS) return launch_many(c, p, begins_early);
@@ -360,33 +362,32 @@ static void launch_product(const Context& c, const Product& p, bool begins_early
 // --- launches by tiles as stored, the largest of which has `staged` bytes
 
 // For 17 to 64 rows of x.
-static void launch_decoded(const Context& c, const Product& p, u32 staged, bool begins_early) {
-    const void* kernel =
-        p.x_rows <= 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
-    const DecodedPlan plan = df11_plan_decoded(
-        constants().decoded, {p.x_rows, p.columns, staged, most_shared(kernel)});
+static void launch_tile_64(const Context& c, const Product& p, u32 staged, bool begins_early) {
+    const void* kernel = p.x_rows <= 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
+    const Tile64Plan plan =
+        df11_plan_tile_64(constants().tile_64, {p.x_rows, p.columns, staged, most_shared(kernel)});
     Tile64Launch l = argument_of<Tile64Launch>(p);
     l.counters = c.counters, l.partials = c.partials, l.stages = plan.stages;
     u32 items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         items += RoundSplit(l.matrices[i].rows, l.columns).items;
-    launch_kernel(kernel, std::min(items, sm_count()), DECODED_THREADS, plan.shared, l, c.stream,
+    launch_kernel(kernel, std::min(items, sm_count()), TILE64_THREADS, plan.shared, l, c.stream,
                   begins_early);
 }
 // For up to 16.
-static void launch_tile(const Context& c, const Product& p, u32 staged, bool begins_early) {
+static void launch_tile_16(const Context& c, const Product& p, u32 staged, bool begins_early) {
     const void* const most = KERNEL(df11_linear_tile_16);
     const void* const few = p.x_rows <= 8 ? KERNEL(df11_linear_tile_8) : most;
     const void* const fewest = ring ? few : KERNEL(df11_linear_tile_2);
     Tile16Launch l = items_of<Tile16Launch>(c, p);
-    const u32 blocks = few_blocks ? few_blocks : sm_count();
+    const u32 blocks = forced_blocks ? forced_blocks : sm_count();
     const TilePlan plan = df11_plan_tile(
-        constants().tile, constants().fewest, {(l.items + blocks - 1) / blocks, l.matrix_count},
+        constants().tile, constants().tile_2, {(l.items + blocks - 1) / blocks, l.matrix_count},
         {p.x_rows, p.columns, staged,
          std::min({most_shared(most), most_shared(few), most_shared(fewest)})});
     if (!plan.warps) printf("tiles do not fit\n"), exit(1);
     l.sets = plan.sets, l.tables = plan.tables, l.slot_bytes = plan.slot_bytes;
-    launch_kernel(plan.is_fewest ? fewest : few, std::min(l.items, blocks),
+    launch_kernel(plan.is_tile_2 ? fewest : few, std::min(l.items, blocks),
                   (plan.warps + TILE_HELPERS) * LANES, plan.shared, l, c.stream,
                   !ring && begins_early);
 }
@@ -397,7 +398,7 @@ static const char* stored_name(u32 x_rows) {
                          : "df11_linear_tile_8";
 }
 static void launch_stored(const Context& c, const Product& p, u32 staged, bool begins_early) {
-    (p.x_rows > LINEAR_ROWS ? launch_decoded : launch_tile)(c, p, staged, begins_early);
+    (p.x_rows > LINEAR_ROWS ? launch_tile_64 : launch_tile_16)(c, p, staged, begins_early);
 }
 
 // The same functions for either form: bytes of the largest tile, and a launch.
@@ -439,10 +440,10 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
 }
 // `block`: the most places of an expert that a block multiplies at once; 8 with the PTX.
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream, u32 block = 16) {
-    const void* kernel = ring           ? kernel_of("df11_linear_grouped_8", nullptr)
-                         : block == 16  ? KERNEL(df11_linear_grouped_16)
-                         : block == 64  ? KERNEL(df11_linear_grouped_64)
-                                        : KERNEL(df11_linear_grouped_128);
+    const void* kernel = ring          ? kernel_of("df11_linear_grouped_8", nullptr)
+                         : block == 16 ? KERNEL(df11_linear_grouped_16)
+                         : block == 64 ? KERNEL(df11_linear_grouped_64)
+                                       : KERNEL(df11_linear_grouped_128);
     launch_kernel(kernel, sm_count(), constants().grouped_threads, constants().grouped_bytes, l,
                   stream);
 }
@@ -454,10 +455,9 @@ static void gather(const Context& c, const Form& f, const void* indices, u32 cou
     task.indices = indices, task.output = output, task.pitch = pitch, task.status = c.status;
     task.rows = f.rows, task.columns = f.columns, task.count = count, task.wide = wide;
     const u64 warps = u64(count) * tiles_across(f.columns);
-    launch_kernel(std::is_same_v<Form, Tiles> ? KERNEL(df11_linear_tile_gather)
-                                              : KERNEL(df11_linear_gather),
-                  u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, 0, task,
-                  c.stream);
+    launch_kernel(
+        std::is_same_v<Form, Tiles> ? KERNEL(df11_linear_tile_gather) : KERNEL(df11_linear_gather),
+        u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, 0, task, c.stream);
 }
 
 // --- references

@@ -310,7 +310,8 @@ static void crossover(const Context& c, int rounds, u32 most, std::vector<u32> b
                 {"fused", 0,
                  [&](int k) {
                      for (u32 from = 0; from < x_rows; from += most)
-                         launch_product(c, m.product(k, std::min(most, x_rows - from), from), early);
+                         launch_product(c, m.product(k, std::min(most, x_rows - from), from),
+                                        early);
                  }},
                 {"decoded", 0, [&](int k) { decode(k), multiply(best, k); }},
                 {"cublasLt", 0, [&](int k) { multiply(best, k); }},
@@ -342,9 +343,9 @@ static void ways(const Context& c, int rounds) {
         for (u32 x_rows : {32u, 64u, 128u}) {
             std::vector<Contender> all;
             for (u32 splits = 1; splits <= 4; splits++)
-                for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+                for (u32 strips = 1; strips <= FAST128_STRIPS; strips++) {
                     const u32 blocks =
-                        wide_items(strips_of(m.rows), splits, strips, splits) * splits;
+                        fast128_items(strips_of(m.rows), splits, strips, splits) * splits;
                     if (blocks > 3 * LINEAR_BLOCKS || blocks < LINEAR_BLOCKS / 2) continue;
                     char name[64];
                     snprintf(name, sizeof name, "splits %u, strips %u, blocks %u", splits, strips,

@@ -114,9 +114,8 @@ static int bench_columns(const std::vector<Tiles>& all, const u16* original, u16
     std::vector<Contender> times = {
         {"", 0, [&](int) { columns.start(); }},
         {"", 0, [&](int) { rows.start(); }},
-        {"", 0, [&](int) {
-             CUDA(cudaMemcpyAsync(out, original, half * 2, cudaMemcpyDeviceToDevice));
-         }}};
+        {"", 0,
+         [&](int) { CUDA(cudaMemcpyAsync(out, original, half * 2, cudaMemcpyDeviceToDevice)); }}};
     measure_cold(times, reps, 2);
     const double c = times[0].median(), r = times[1].median(), copy = times[2].median();
     columns.start();
@@ -172,7 +171,8 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
         }
         const u32 status = block.result() | alone.result();
         std::vector<Contender> times = {
-            {"", 0, [&](int) {
+            {"", 0,
+             [&](int) {
                  CUDA(cudaMemcpyAsync(out, original, elements * 2, cudaMemcpyDeviceToDevice));
              }},
             {"", 0, [&](int) { block.start(); }},
@@ -188,8 +188,7 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
             "| 4096x4096 %5.1f "
             "us %5.0f GB/s %.4f | wrong %llu status %u\n",
             TABLE_BITS, PREFETCH<Bf16>, block.warps, block.blocks / sm_count(), block.stage,
-            cr / 1e9, b * 1e6, br / 1e9, br / cr, a * 1e6, ar / 1e9, ar / cr,
-            wrong, status);
+            cr / 1e9, b * 1e6, br / 1e9, br / cr, a * 1e6, ar / 1e9, ar / cr, wrong, status);
         failed |= bench_columns(all, original, out, staged, w, reps);
         if (times.size() > 3) {
             const double n = times[3].median(), nr = elements * 2 / n;
@@ -379,8 +378,7 @@ static int hostile(int count, u64 seed) {
 int main(int argc, char** argv) {
     load_kernels(argc, argv, "df11_tile_decode");
     std::string mode = argc > 1 ? argv[1] : "";
-    if (mode == "bench")
-        return bench(atoi(argv[2]), atoi(argv[3]), numbers_after(4, argc, argv));
+    if (mode == "bench") return bench(atoi(argv[2]), atoi(argv[3]), numbers_after(4, argc, argv));
     if (mode == "check") return check();
     if (mode == "edges") {
         bench_edges(15);

@@ -7,18 +7,18 @@ use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attr
 use zerocopy::FromBytes;
 
 use super::crossover::crossover;
-use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
-use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
+use super::many::{FAST128_CLASSES, FAST256_CLASSES, MANY_ROWS, MANY_SPLIT};
 use super::multiply::{Multiply, run};
 use super::prefetch::LastLaunch;
-use super::split::{FEW_SPLIT, GROUP};
+use super::split::{GROUP, ORDER_SPLIT};
 use super::task::{
-    BAND_ROWS, FEW_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch,
-    LEAST_CHUNK, LinearMatrix, MATRICES, MOST_EXPERTS, ORDER_ROWS, OrderLaunch, PACK_WARPS,
-    PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch,
-    UNPACK_WARPS, UnpackTask, tiles_across,
+    BAND_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch, LEAST_CHUNK,
+    LinearMatrix, MATRICES, MOST_EXPERTS, ORDER_ROWS, OrderLaunch, PACK_WARPS, PARTIAL_BYTES,
+    PackTask, ROWS, ROWS_8, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch, UNPACK_WARPS,
+    UnpackTask, tiles_across,
 };
-use super::tiles::{Fewest, TileDemand, TileKernels};
+use super::tile64::{TILE64_CLASSES, Tile64Demand, Tile64Kernels};
+use super::tiles::{Tile2, TileDemand, TileKernels};
 use crate::gpu::fault::{OrFault, gpu};
 use crate::gpu::module::{Kernels, Module, agree, config};
 use crate::gpu::{fit::LANES, needs::Residence};
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// Most rows of x of each kernel that multiplies by the fast layout.
-const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
+const CLASSES: [u64; 2] = [ROWS_8, ROWS];
 /// The first version of CUDA whose drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -50,14 +50,14 @@ struct Constants {
     order_bytes: u32,
     count_bytes: u32,
     /// For more rows of x; 0 if compiled for another target, like all that follows.
-    wide_bytes: u32,
-    wide_threads: u32,
-    large_bytes: u32,
+    fast_128_bytes: u32,
+    fast_128_threads: u32,
+    fast_256_bytes: u32,
     /// With groups of half as many strips, then with all.
-    large_threads: [u32; 2],
+    fast_256_threads: [u32; 2],
     tile: TileDemand,
-    fewest: Fewest,
-    decoded: DecodedDemand,
+    tile_2: Tile2,
+    tile_64: Tile64Demand,
 }
 
 /// Values that both sides compute with: sizes of structures, and how blocks share products.
@@ -70,7 +70,7 @@ struct Agreed {
     matrices: u32,
     group: u32,
     most_experts: u32,
-    few_split: [u32; 2],
+    order_split: [u32; 2],
     many_split: [u32; 7],
 }
 
@@ -96,7 +96,7 @@ impl Agreed {
             matrices: MATRICES as u32,
             group: GROUP as u32,
             most_experts: MOST_EXPERTS as u32,
-            few_split: FEW_SPLIT.map(|number| number as u32),
+            order_split: ORDER_SPLIT.map(|number| number as u32),
             many_split: MANY_SPLIT.map(|number| number as u32),
         }
     }
@@ -106,13 +106,14 @@ impl Agreed {
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
     /// Kernels for the fast layout, each with the most rows of x that it multiplies: [`CLASSES`],
-    /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
+    /// and [`FAST128_CLASSES`] and [`FAST256_CLASSES`] if this GPU has such kernels and room for
+    /// them.
     fast: Vec<(u64, Multiply)>,
-    /// Kernels for [`LARGE_CLASSES`] with groups of half as many strips, if this GPU has them.
+    /// Kernels for [`FAST256_CLASSES`] with groups of half as many strips, if this GPU has them.
     half: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
     /// Kernels for more rows by matrices as stored, if this GPU has them.
-    pub(super) decoded: Option<DecodedKernels>,
+    pub(super) tile_64: Option<Tile64Kernels>,
     /// Kernels for experts, each with the most places of one that a block multiplies at once.
     grouped: Vec<(u64, Multiply)>,
     count: CudaFunction,
@@ -152,21 +153,30 @@ impl LinearKernels {
             fast.push(prepare("fast", rows, threads, shared)?);
         }
         let order = OrderKernels::load(&module, &constants, others)?;
-        if constants.wide_threads > 0 {
-            let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
-            let wide = WIDE_CLASSES.map(|rows| prepare("fast", rows, wide_threads, wide_bytes));
-            let large =
-                |kind, threads| LARGE_CLASSES.map(|rows| prepare(kind, rows, threads, large_bytes));
-            let many = wide.into_iter().chain(large("fast", large_threads[1]));
+        if constants.fast_128_threads > 0 {
+            let Constants {
+                fast_128_threads,
+                fast_128_bytes,
+                fast_256_threads,
+                fast_256_bytes,
+                ..
+            } = constants;
+            let wide =
+                FAST128_CLASSES.map(|rows| prepare("fast", rows, fast_128_threads, fast_128_bytes));
+            let large = |kind, threads| {
+                FAST256_CLASSES.map(|rows| prepare(kind, rows, threads, fast_256_bytes))
+            };
+            let many = wide.into_iter().chain(large("fast", fast_256_threads[1]));
             let many = many.collect::<Result<Vec<_>>>()?;
-            let halves = large("half", large_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
+            let halves =
+                large("half", fast_256_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
             if many.iter().chain(&halves).all(|(_, kernel)| kernel.blocks > 0) {
                 fast.extend(many);
                 half = halves;
             }
         }
-        let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
-        let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
+        let tiles = TileKernels::load(&module, constants.tile, constants.tile_2, others)?;
+        let tile_64 = Tile64Kernels::load(&module, constants.tile_64, others)?;
         let function = |name| module.function(name);
         let Constants { grouped_threads, grouped_bytes, grouped_rows, .. } = constants;
         let mut grouped = Vec::new();
@@ -182,7 +192,7 @@ impl LinearKernels {
             fast,
             half,
             tiles,
-            decoded,
+            tile_64,
             grouped,
             count,
             scan: function("scan")?,
@@ -210,7 +220,7 @@ impl LinearKernels {
     /// `staged`, by matrices as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<u32>) -> u64 {
         match staged {
-            Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
+            Some(_) if self.tile_64.is_some() => TILE64_CLASSES[TILE64_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
             None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => MANY_ROWS,
@@ -305,7 +315,7 @@ impl LinearKernels {
 }
 
 /// Most rows of x of each kernel that multiplies few rows in the order of a plan of the sum.
-const ORDER_CLASSES: [u64; 4] = [FEW_ROWS, ROWS, BAND_ROWS, ORDER_ROWS];
+const ORDER_CLASSES: [u64; 4] = [ROWS_8, ROWS, BAND_ROWS, ORDER_ROWS];
 
 /// Kernels that multiply up to [`ORDER_ROWS`] rows in the order of a plan of the sum.
 #[derive(Debug)]

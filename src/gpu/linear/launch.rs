@@ -11,15 +11,17 @@ use cudarc::driver::sys::{
 };
 
 use super::kernels::{LinearKernels, OrderKernels};
-use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::many::{FAST128_COLUMNS, FAST128_SPLITS, Many};
 use super::prefetch::{NextReads, first_reads};
-use super::split::{COUNTERS, Few, FewMatrix, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
+use super::split::{
+    COUNTERS, MATRIX_COUNTERS, OrderPart, OrderPlan, SPLIT_COLUMNS, Split, has_columns,
+};
 use super::task::{
     BAND_ROWS, Fast16, Fast128, Fast256, Items, LinearLaunch, LinearMatrix, LinearPrefetch,
     MATRICES, ORDER_ROWS, Order64, PARTIAL_BYTES, PREFETCHES, ProductMatrix, ROWS, STRIP_ROWS,
     Splits, Tile16, Tile64, XMap,
 };
-use super::{decoded::Rounds, matrix::Matrix};
+use super::{matrix::Matrix, tile64::Rounds};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -210,22 +212,22 @@ impl ProductLaunch {
     /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
     fn keeps_order_of(&self, rows: u64, splits: u64) -> bool {
         let keeps_order = self.keeps_order && self.staged.is_none();
-        rows == 0 || keeps_order && (rows <= ORDER_ROWS || splits <= WIDE_SPLITS)
+        rows == 0 || keeps_order && (rows <= ORDER_ROWS || splits <= FAST128_SPLITS)
     }
 
-    /// Whether the kernel for this many rows of x and these splits is that of [`Few`]. Its blocks
-    /// have all splits of a strip, and each warp loads all of its band of x. With more than
+    /// Whether the kernel for this many rows of x and these splits is that of [`OrderPlan`]. Its
+    /// blocks have all splits of a strip, and each warp loads all of its band of x. With more than
     /// [`ROWS`] rows the other kernel, whose blocks have a split each, is faster with three splits
     /// or more, and with more than [`BAND_ROWS`] if some block has more than one split of a strip.
-    /// It takes up to [`WIDE_SPLITS`].
-    fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
+    /// It takes up to [`FAST128_SPLITS`].
+    fn is_in_order(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
         let all_have = |most| splits.clone().all(|splits| splits <= most);
         let is_fastest = if rows <= BAND_ROWS {
-            rows <= ROWS || all_have(FEW_SPLITS)
+            rows <= ROWS || all_have(ORDER_SPLITS)
         } else {
             all_have(1) && self.strips() <= self.processors
         };
-        let is_only = splits.any(|splits| splits > WIDE_SPLITS);
+        let is_only = splits.any(|splits| splits > FAST128_SPLITS);
         let is_possible = self.keeps_order && self.staged.is_none() && rows <= ORDER_ROWS;
         is_possible && (is_fastest || is_only)
     }
@@ -283,10 +285,10 @@ impl ProductLaunch {
         // Matrices are complete before a launch can name them, so kernels may begin early.
         let (early, stream, rows) = (kernels.early, call.stream, call.x.rows);
         let splits = self.wishes(call.outputs).map(|(_, splits)| splits);
-        let is_few = splits.clone().any(|splits| splits > 0) && self.is_few(rows, splits);
-        if let Some(order) = kernels.order.as_ref().filter(|_| is_few) {
+        let is_in_order = splits.clone().any(|splits| splits > 0) && self.is_in_order(rows, splits);
+        if let Some(order) = kernels.order.as_ref().filter(|_| is_in_order) {
             // SAFETY: the caller's promise.
-            return unsafe { self.run_few(order, early, call) };
+            return unsafe { self.run_order(order, early, call) };
         }
         let shares = self.shares.iter().copied();
         let (items, partials) = (self.items, call.partials());
@@ -312,10 +314,10 @@ impl ProductLaunch {
             Some(staged) => {
                 let of = Tile64 { counters: call.workspace, partials, stages: 0 };
                 let argument = self.argument(call, [(); MATRICES], of);
-                let decoded = kernels.decoded.as_ref();
-                let decoded = decoded.expect("most_rows says whether there are some");
+                let tile_64 = kernels.tile_64.as_ref();
+                let tile_64 = tile_64.expect("most_rows says whether there are some");
                 // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
-                unsafe { decoded.multiply(early, staged, stream, self.rounds.items, argument) }
+                unsafe { tile_64.multiply(early, staged, stream, self.rounds.items, argument) }
             }
         }
     }
@@ -364,13 +366,14 @@ impl ProductLaunch {
         }
     }
 
-    /// Puts it on the stream, for rows that [`ProductLaunch::is_few`] accepts.
+    /// Puts it on the stream, for rows that [`ProductLaunch::is_in_order`] accepts.
     ///
     /// # Safety
     /// Same as [`ProductLaunch::run`].
-    unsafe fn run_few(&self, order: &OrderKernels, early: bool, call: &Call<'_>) -> Result<()> {
+    unsafe fn run_order(&self, order: &OrderKernels, early: bool, call: &Call<'_>) -> Result<()> {
         let (class, kernel) = order.of(call.x.rows);
-        let few = Few::new(self.wishes(call.outputs), self.columns.into(), class, kernel.blocks);
+        let few =
+            OrderPlan::new(self.wishes(call.outputs), self.columns.into(), class, kernel.blocks);
         let (x_map, x_mapped) = map_of_blocks(call.x, self.columns, class as u32)?;
         let of = Order64 {
             x_map,
@@ -381,16 +384,16 @@ impl ProductLaunch {
             each: (few.strips / few.blocks) as u32,
             more: (few.strips % few.blocks) as u32,
         };
-        let argument = self.argument(call, few.matrices.iter().map(FewMatrix::share), of);
+        let argument = self.argument(call, few.matrices.iter().map(OrderPart::share), of);
         // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
         // columns, and a block has threads for as many units; the rest is the caller's promise.
         unsafe { kernel.run_with(few.threads(), early, call.stream, few.blocks as u32, &argument) }
     }
 }
 
-/// Most splits of products of 17 to [`BAND_ROWS`] rows that the kernel of [`Few`] does faster than
-/// the one for more rows (benches/record/2026-11-27-chain.md).
-const FEW_SPLITS: u64 = 2;
+/// Most splits of products of 17 to [`BAND_ROWS`] rows that the kernel of [`OrderPlan`] does faster
+/// than the one for more rows (benches/record/2026-11-27-chain.md).
+const ORDER_SPLITS: u64 = 2;
 const ELEMENT: u64 = 2;
 /// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;
@@ -399,13 +402,13 @@ const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
 /// Blocks of columns per box of few rows.
-const FEW_BLOCKS: u32 = 2;
+const ORDER_BLOCKS: u32 = 2;
 
 /// The map of these rows of x in boxes of `box_rows` rows, as `kernels/linear_task.cuh` asks.
 /// 0 instead of 1 beside it if x is not aligned: kernels then read it slowly.
 fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<(XMap, u32)> {
     let sizes = [u64::from(columns), x.rows];
-    encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
+    encode(x, sizes, [x.pitch * ELEMENT], [FAST128_COLUMNS as u32, box_rows])
 }
 
 /// The map of up to [`ORDER_ROWS`] rows of x: columns of a block, rows, blocks; 1 or 0 as in
@@ -420,7 +423,7 @@ fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<(XMap, u
         x,
         [SPLIT_COLUMNS, x.rows, blocks],
         pitches,
-        [SPLIT_COLUMNS as u32, box_rows, FEW_BLOCKS],
+        [SPLIT_COLUMNS as u32, box_rows, ORDER_BLOCKS],
     )
 }
 

@@ -42,8 +42,8 @@ impl LastLaunch {
     }
 }
 
-/// First reads of a launch by matrices with these rows and `columns` columns: the beginning of each split of each
-/// strip of the first [`PREFETCHES`] matrices.
+/// First reads of a launch by matrices with these rows and `columns` columns: the beginning of each
+/// split of each strip of the first [`PREFETCHES`] matrices.
 pub(super) fn first_reads(
     matrices: &[(LinearMatrix, u64)],
     columns: u64,

@@ -25,7 +25,7 @@ pub(super) const PREFETCHES: usize = 4;
 /// Most rows of x of a launch; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
 /// Most rows of x of the smaller one of two kernels.
-pub(super) const FEW_ROWS: u64 = 8;
+pub(super) const ROWS_8: u64 = 8;
 /// Most rows of x that the kernels for few rows multiply in the order of a plan of the sum.
 pub(super) const ORDER_ROWS: u64 = 64;
 /// Most rows of x that a warp of these kernels multiplies.
@@ -117,7 +117,7 @@ pub(super) struct Items {
 }
 
 /// How blocks share a matrix in the order of a plan of the sum:
-/// [`FewMatrix`](super::split::FewMatrix).
+/// [`OrderPart`](super::split::OrderPart).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Order {

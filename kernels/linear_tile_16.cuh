@@ -166,7 +166,8 @@ struct SharedX {
 
     __device__ __forceinline__ void place(const TileBlock& block, u32, u32) { row = block.xs; }
     __device__ __forceinline__ void ask_rest(const SharedTiles&, u32) {}
-    __device__ __forceinline__ void ask(const SharedTiles& work, u32, u32 warp, u32 warps, u32 lane) {
+    __device__ __forceinline__ void ask(const SharedTiles& work, u32, u32 warp, u32 warps,
+                                        u32 lane) {
         const u32 first = row;
         row += lane / 4 * shared_x_pitch(work.launch.columns) + lane % 4 * 16;
         exists = lane / 4 < work.launch.x_rows;
