@@ -139,8 +139,8 @@ impl Tile64Kernels {
         items: u64,
         mut launch: Tile64Launch,
     ) -> Result<()> {
-        let (stages, shared) = self.needs.block(launch.x_rows, staged, self.room);
-        launch.of.stages = stages;
+        let (count, shared) = self.needs.block(launch.x_rows, staged, self.room);
+        launch.of.stages = count;
         let blocks = items.min(self.processors.into()) as u32;
         let config = config(blocks, self.needs.threads, shared);
         let kernel = &self.kernels[class_of(launch.x_rows.into())];
