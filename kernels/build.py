@@ -80,9 +80,9 @@ ALLOWED_SPILLS = {
     ("df11_linear_tile_16", "sm_90a"): 44,
 }
 # Registers per thread that a kernel must begin with, because its warps exchange theirs
-# (`setmaxnreg`): in linear_wide.cuh, linear_experts.cuh and linear_tile.cuh, 104 for each of 512
-# threads and 64 for each of 128, of 640; in linear_large.cuh, 216 for each of 256 and 72 for each
-# of 128, of 384. With fewer, a warp waits for registers for ever.
+# (`setmaxnreg`): in linear_fast_128.cuh, linear_experts.cuh and linear_tile_16.cuh, 104 for each of
+# 512 threads and 64 for each of 128, of 640; in linear_fast_256.cuh, 216 for each of 256 and 72 for
+# each of 128, of 384. With fewer, a warp waits for registers for ever.
 LEAST_REGISTERS = (
     {
         (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
@@ -92,7 +92,7 @@ LEAST_REGISTERS = (
         )
     }
     | {
-        # linear_tile_wide.cuh has three sorts of warps.
+        # linear_tile_64.cuh has three sorts of warps.
         ("df11_linear_tile_32", "sm_90a"): (104 * 128 + 80 * 512 + 56 * 128) // 768,
         ("df11_linear_tile_64", "sm_90a"): (168 * 128 + 64 * 512 + 56 * 128) // 768,
     }

@@ -1,9 +1,9 @@
 // Multiplies by matrices in the fast layout (spec/gpu.md), and makes that layout from BF16: y = x
 // W^T (+ bias), up to 3072 rows of x. Nothing is decoded to memory: the kernels read 12.02 bits per
 // weight, a BF16 product 16. This head describes the kernels for up to 16 rows. Files with heads of
-// their own have the others: linear_wide.cuh and linear_large.cuh more rows; linear_few.cuh the
-// order of a plan of the sum, and few rows of experts on compute capability 9.0;
-// linear_experts.cuh more rows of experts; linear_tile.cuh matrices in tiles as stored.
+// their own have the others: linear_fast_128.cuh and linear_fast_256.cuh more rows;
+// linear_order.cuh the order of a plan of the sum, and few rows of experts on compute capability
+// 9.0; linear_experts.cuh more rows of experts; linear_tile_16.cuh matrices in tiles as stored.
 //
 //   item      a strip of a matrix, 32 rows; if few strips are last, a slice of their columns
 //   step      32 rows x 32 columns, 1536 bytes: A fragments (16 x 16) of mma.m16n8k16, two by two;
@@ -20,7 +20,7 @@
 //             for nothing, and one x. The launch may begin while the previous one ends
 //             (programmatic stream serialization). Two blocks form a cluster, have
 //             neighbouring strips, and write x into both.
-//   others (linear_fast.cuh)
+//   others (linear_fast_16.cuh)
 //             Each warp requests its own steps with cp.async, two ahead.
 //   entries   weights that no code can express; a tile's head tells which of its steps have some,
 //             and the warp puts them in place before it multiplies
@@ -41,20 +41,20 @@
 //
 // Safety on any content: the launch gives strips, tiles and steps; entries are loaded inside their
 // array and placed inside their step; the decoder is arithmetic. Heads that name entries that do
-// not exist set the status, and so do indices and offsets out of range. linear_few.cuh reads
+// not exist set the status, and so do indices and offsets out of range. linear_order.cuh reads
 // patches instead of entries: whatever these hold, it stays in its shared memory, but it does not
 // detect wrong ones.
 #include "linear_experts.cuh"
-#include "linear_few.cuh"
+#include "linear_order.cuh"
 #include "linear_gather.cuh"
-#include "linear_large.cuh"
+#include "linear_fast_256.cuh"
 #include "linear_patch.cuh"
-#include "linear_tile_wide.cuh"
+#include "linear_tile_64.cuh"
 
 namespace df11::linear {
 constexpr u32 LINEAR_THREADS = (LINEAR_WARPS + 2 * HOPPER) * LANES;
-constexpr u32 GROUPED_THREADS = HOPPER ? FEW_THREADS : LINEAR_THREADS;
-static_assert(FEW_THREADS == WIDE_THREADS, "kernels for experts have the same threads");
+constexpr u32 GROUPED_THREADS = HOPPER ? ORDER_THREADS : LINEAR_THREADS;
+static_assert(ORDER_THREADS == FAST128_THREADS, "kernels for experts have the same threads");
 __host__ __device__ constexpr u32 shared_for(u32 x_rows) {
     return HOPPER ? bulk_shared_bytes((x_rows + 7) / 8) : linear_shared_bytes((x_rows + 7) / 8);
 }
@@ -72,11 +72,11 @@ __device__ __forceinline__ void linear(const Work& work) {
 #endif
 
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_8(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_8(const __grid_constant__ Fast16Launch launch) {
     linear<8, LINEAR_CLUSTER>(Shared{launch});
 }
 extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
-    df11_linear_fast_16(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_fast_16(const __grid_constant__ Fast16Launch launch) {
     linear<16, LINEAR_CLUSTER>(Shared{launch});
 }
 // The previous launch writes the router's result, so this one waits for it first. ROWS: the most
@@ -91,9 +91,9 @@ __device__ __forceinline__ void multiply_experts(const GroupedLaunch& launch) {
     if constexpr (!HOPPER)
         linear_fast<ROWS / 8>(work);
     else if constexpr (ROWS == LINEAR_ROWS)
-        linear_few(FewGrouped(launch, batches));
+        linear_order(OrderGrouped(launch, batches));
     else
-        linear_experts(WideGrouped<ROWS>(launch, batches));
+        linear_experts(Fast128Grouped<ROWS>(launch, batches));
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
@@ -116,74 +116,74 @@ extern "C" __global__ void __launch_bounds__(GROUPED_THREADS, 1)
 #endif
 // Matrices in tiles as stored: TILE_HELPERS warps and up to tile_warps more, in groups of four.
 extern "C" __global__ void __launch_bounds__((tile_warps(8) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_8(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_8(const __grid_constant__ Tile16Launch launch) {
     linear_tile<1, HeldX<1>>(Shared{launch});
 }
 extern "C" __global__ void __launch_bounds__((tile_warps(16) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_16(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_16(const __grid_constant__ Tile16Launch launch) {
     linear_tile<2, HeldX<2>>(Shared{launch});
 }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The order of a plan of the sum (linear_few.cuh).
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_8(const __grid_constant__ LinearLaunch launch) {
-    linear_few(FewShared<8>{launch});
+// The order of a plan of the sum (linear_order.cuh).
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 1)
+    df11_linear_order_8(const __grid_constant__ OrderLaunch launch) {
+    linear_order(OrderShared<8>{launch});
 }
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_16(const __grid_constant__ LinearLaunch launch) {
-    linear_few(FewShared<16>{launch});
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 1)
+    df11_linear_order_16(const __grid_constant__ OrderLaunch launch) {
+    linear_order(OrderShared<16>{launch});
 }
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_32(const __grid_constant__ LinearLaunch launch) {
-    linear_few(FewShared<32>{launch});
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 1)
+    df11_linear_order_32(const __grid_constant__ OrderLaunch launch) {
+    linear_order(OrderShared<32>{launch});
 }
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, 1)
-    df11_linear_order_64(const __grid_constant__ LinearLaunch launch) {
-    linear_few(FewShared<64>{launch});
+extern "C" __global__ void __launch_bounds__(ORDER_THREADS, 1)
+    df11_linear_order_64(const __grid_constant__ OrderLaunch launch) {
+    linear_order(OrderShared<64>{launch});
 }
-// 17 or more rows of x (linear_wide.cuh).
-extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_32(const __grid_constant__ LinearLaunch launch) {
-    linear_wide<32>(launch);
+// 17 or more rows of x (linear_fast_128.cuh).
+extern "C" __global__ void __launch_bounds__(FAST128_THREADS, 1)
+    df11_linear_fast_32(const __grid_constant__ Fast128Launch launch) {
+    linear_fast_128<32>(launch);
 }
-extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_64(const __grid_constant__ LinearLaunch launch) {
-    linear_wide<64>(launch);
+extern "C" __global__ void __launch_bounds__(FAST128_THREADS, 1)
+    df11_linear_fast_64(const __grid_constant__ Fast128Launch launch) {
+    linear_fast_128<64>(launch);
 }
-extern "C" __global__ void __launch_bounds__(WIDE_THREADS, 1)
-    df11_linear_fast_128(const __grid_constant__ LinearLaunch launch) {
-    linear_wide<128>(launch);
+extern "C" __global__ void __launch_bounds__(FAST128_THREADS, 1)
+    df11_linear_fast_128(const __grid_constant__ Fast128Launch launch) {
+    linear_fast_128<128>(launch);
 }
-// 129 or more rows of x (linear_large.cuh).
-extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
-    df11_linear_fast_192(const __grid_constant__ LinearLaunch launch) {
-    linear_large<192, LARGE_STRIPS>(launch);
+// 129 or more rows of x (linear_fast_256.cuh).
+extern "C" __global__ void __launch_bounds__(threads_of_fast256(FAST256_STRIPS), 1)
+    df11_linear_fast_192(const __grid_constant__ Fast256Launch launch) {
+    linear_fast_256<192, FAST256_STRIPS>(launch);
 }
-extern "C" __global__ void __launch_bounds__(threads_of_large(LARGE_STRIPS), 1)
-    df11_linear_fast_256(const __grid_constant__ LinearLaunch launch) {
-    linear_large<256, LARGE_STRIPS>(launch);
+extern "C" __global__ void __launch_bounds__(threads_of_fast256(FAST256_STRIPS), 1)
+    df11_linear_fast_256(const __grid_constant__ Fast256Launch launch) {
+    linear_fast_256<256, FAST256_STRIPS>(launch);
 }
-extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
-    df11_linear_half_192(const __grid_constant__ LinearLaunch launch) {
-    linear_large<192, HALF_STRIPS>(launch);
+extern "C" __global__ void __launch_bounds__(threads_of_fast256(HALF_STRIPS), 1)
+    df11_linear_half_192(const __grid_constant__ Fast256Launch launch) {
+    linear_fast_256<192, HALF_STRIPS>(launch);
 }
-extern "C" __global__ void __launch_bounds__(threads_of_large(HALF_STRIPS), 1)
-    df11_linear_half_256(const __grid_constant__ LinearLaunch launch) {
-    linear_large<256, HALF_STRIPS>(launch);
+extern "C" __global__ void __launch_bounds__(threads_of_fast256(HALF_STRIPS), 1)
+    df11_linear_half_256(const __grid_constant__ Fast256Launch launch) {
+    linear_fast_256<256, HALF_STRIPS>(launch);
 }
 // One or two rows of x, if shared memory has room for all of x.
 extern "C" __global__ void __launch_bounds__((tile_warps(2) + TILE_HELPERS) * LANES, 1)
-    df11_linear_tile_2(const __grid_constant__ LinearLaunch launch) {
+    df11_linear_tile_2(const __grid_constant__ Tile16Launch launch) {
     linear_tile<1, SharedX>(Shared{launch});
 }
-// 17 to 64 rows of x (linear_tile_wide.cuh).
-extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
-    df11_linear_tile_32(const __grid_constant__ LinearLaunch launch) {
-    linear_tile_wide<32>(launch);
+// 17 to 64 rows of x (linear_tile_64.cuh).
+extern "C" __global__ void __launch_bounds__(TILE64_THREADS, 1)
+    df11_linear_tile_32(const __grid_constant__ Tile64Launch launch) {
+    linear_tile_64<32>(launch);
 }
-extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
-    df11_linear_tile_64(const __grid_constant__ LinearLaunch launch) {
-    linear_tile_wide<64>(launch);
+extern "C" __global__ void __launch_bounds__(TILE64_THREADS, 1)
+    df11_linear_tile_64(const __grid_constant__ Tile64Launch launch) {
+    linear_tile_64<64>(launch);
 }
 #endif
 
@@ -192,36 +192,42 @@ extern "C" __global__ void __launch_bounds__(DECODED_THREADS, 1)
 struct Constants {
     // Values that both sides compute with.
     struct {
-        u32 structures[6] = {sizeof(LinearLaunch), sizeof(LinearMatrix),  sizeof(PackTask),
-                             sizeof(UnpackTask),   sizeof(GroupedLaunch), sizeof(GatherTask)};
+        u32 structures[11] = {sizeof(Fast16Launch),  sizeof(Tile16Launch),  sizeof(Tile64Launch),
+                              sizeof(OrderLaunch),   sizeof(Fast128Launch), sizeof(Fast256Launch),
+                              sizeof(GroupedLaunch), sizeof(LinearMatrix),  sizeof(PackTask),
+                              sizeof(UnpackTask),    sizeof(GatherTask)};
         u32 warps[2] = {PACK_WARPS, UNPACK_WARPS};
         u32 partial_bytes = LINEAR_PARTIAL_BYTES;
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
         u32 most_experts = MOST_EXPERTS;
-        u32 few_split[2] = {FEW_UNITS, FEW_HELPERS};
-        u32 many_split[7] = {WIDE_STRIPS, LARGE_STRIPS, HALF_STRIPS,
-                             WIDE_COLUMNS, WIDE_SPLITS, LARGE_ROWS,
-                             large_partial_bytes(LARGE_STRIPS)};
+        u32 order_split[2] = {ORDER_UNITS, ORDER_HELPERS};
+        u32 many_split[7] = {FAST128_STRIPS,
+                             FAST256_STRIPS,
+                             HALF_STRIPS,
+                             FAST128_COLUMNS,
+                             FAST128_SPLITS,
+                             FAST256_ROWS,
+                             fast256_partial_bytes(FAST256_STRIPS)};
     } agreed;
     // df11_linear_fast_{8,16}; df11_linear_grouped_*; df11_linear_order_{8,16,32,64}.
     u32 threads = LINEAR_THREADS;
     u32 early = HOPPER;
     u32 fast_bytes[2] = {shared_for(8), shared_for(16)};
     u32 grouped_threads = GROUPED_THREADS;
-    u32 grouped_bytes = HOPPER ? FEW_GROUPED_BYTES : shared_for(8);
+    u32 grouped_bytes = HOPPER ? ORDER_GROUPED_BYTES : shared_for(8);
     u32 grouped_rows[3] = {HOPPER ? 16 : 8, HOPPER * 64, HOPPER * 128};
-    u32 order_threads = HOPPER * FEW_THREADS;
-    u32 order_bytes = HOPPER * FEW_SHARED_BYTES;
+    u32 order_threads = HOPPER * ORDER_THREADS;
+    u32 order_bytes = HOPPER * ORDER_SHARED_BYTES;
     u32 count_bytes = PACK_SHARED_BYTES;
     // df11_linear_fast_{32,64,128}; df11_linear_{half,fast}_{192,256}, threads of half first.
-    u32 wide_bytes = HOPPER * WIDE_SHARED_BYTES;
-    u32 wide_threads = HOPPER * WIDE_THREADS;
-    u32 large_bytes = HOPPER * WIDE_SHARED_BYTES;
-    u32 large_threads[2] = {HOPPER * threads_of_large(HALF_STRIPS),
-                            HOPPER * threads_of_large(LARGE_STRIPS)};
+    u32 fast_128_bytes = HOPPER * FAST128_SHARED_BYTES;
+    u32 fast_128_threads = HOPPER * FAST128_THREADS;
+    u32 fast_256_bytes = HOPPER * FAST128_SHARED_BYTES;
+    u32 fast_256_threads[2] = {HOPPER * threads_of_fast256(HALF_STRIPS),
+                               HOPPER * threads_of_fast256(FAST256_STRIPS)};
     // df11_linear_tile_{8,16}: tile_shared_bytes.
-    struct {
+    struct TileDemand {
         u32 helpers = TILE_HELPERS;
         u32 most_warps = tile_warps(LINEAR_ROWS);
         u32 table = sizeof(TileTable);
@@ -233,22 +239,22 @@ struct Constants {
         u32 most_tables = MOST_TABLES;
     } tile;
     // df11_linear_tile_2: shared_x_pitch.
-    struct {
-        u32 warps = HOPPER * tile_warps(FEWEST_ROWS);
-        u32 rows = FEWEST_ROWS;
+    struct Tile2 {
+        u32 warps = HOPPER * tile_warps(TILE2_ROWS);
+        u32 rows = TILE2_ROWS;
         u32 unit = SHARED_X_UNIT;
         u32 after = SHARED_X_AFTER;
-    } fewest;
-    // df11_linear_tile_{32,64}: decoded_shared_bytes.
-    struct {
-        u32 threads = HOPPER * DECODED_THREADS;
-        u32 fixed = DECODED_FIRST_BYTES;
-        u32 stages[2] = {SETS * decoded_stage(32), SETS * decoded_stage(64)};
+    } tile_2;
+    // df11_linear_tile_{32,64}: tile64_shared_bytes.
+    struct Tile64Demand {
+        u32 threads = HOPPER * TILE64_THREADS;
+        u32 fixed = TILE64_FIRST_BYTES;
+        u32 stages[2] = {SETS * tile64_stage(32), SETS * tile64_stage(64)};
         u32 row = SETS * TILE_ATOMS * ATOM_COLUMNS * 2;
         u32 slots = DECODERS * TILE_SLOTS;
         u32 slot = SLOT_HEAD + BITS_AFTER;
-        u32 most_stages = MOST_DECODED;
-    } decoded;
+        u32 most_stages = TILE64_STAGES;
+    } tile_64;
 };
 extern "C" {
 __constant__ Constants df11_linear_constants = {};

@@ -1,8 +1,8 @@
-// linear_fast.cuh for compute capability 9.0: one warp of its own requests the weights, in bulk,
+// linear_fast_16.cuh for compute capability 9.0: one warp of its own requests the weights, in bulk,
 // and another one x. The blocks of a cluster have neighbouring strips and share x: each requests a
 // part of its rows, for all of them.
 #pragma once
-#include "linear_fast.cuh"
+#include "linear_fast_16.cuh"
 
 namespace df11::linear {
 constexpr u32 MOST_STAGES = 16;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void ask_for_weights(const Work& work, Stages stages,
     bool filled = false;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
-        const LinearMatrix& m = work.matrix(at);
+        const auto& m = work.matrix(at);
         const u8* data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES;
         const FastHead* heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
@@ -237,7 +237,7 @@ __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, 
     u32 problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
-        const LinearMatrix& m = work.matrix(at);
+        const auto& m = work.matrix(at);
         float sums[2][EIGHTS][4] = {};
         const u32 end = kept(at.exists ? at.end : 0);
         const u32 rounds_end = kept(at.end + warp);

@@ -7,7 +7,7 @@
 //             end, because these ends lie after what it decodes
 #pragma once
 #include "linear_pack.cuh"
-#include "linear_tile.cuh"
+#include "linear_tile_16.cuh"
 
 namespace df11::linear {
 __device__ inline u64 row_at(const GatherTask& task, u32 place) {

@@ -1,6 +1,6 @@
 // Converts between BF16 and the fast layout, one warp per tile.
 #pragma once
-#include "linear_fast.cuh"
+#include "linear_fast_16.cuh"
 
 namespace df11::linear {
 // A tile. A lane's unit of step t and row r of four is in row lane / 4 + 8 r of the strip. In

@@ -2,7 +2,7 @@
 // df11_linear_pack.
 #pragma once
 #include "linear_pack.cuh"
-#include "linear_wide.cuh"
+#include "linear_fast_128.cuh"
 
 namespace df11::linear {
 // The number of the patch to which an entry of a tile belongs.
@@ -88,10 +88,13 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
     const bool fits = count <= places && u64(heads[0].first) + count <= task.capacity;
     u32 all = 1;
     if (fits) {
-        const StripPatches patches = {
-            heads, task.data + u64(strip) * steps_of(task.columns) * STEP_BYTES,
-            task.entries + heads[0].first, count, lane, all_numbers[warp],
-            all_numbers[warp] + MOST_PATCHES};
+        const StripPatches patches = {heads,
+                                      task.data + u64(strip) * steps_of(task.columns) * STEP_BYTES,
+                                      task.entries + heads[0].first,
+                                      count,
+                                      lane,
+                                      all_numbers[warp],
+                                      all_numbers[warp] + MOST_PATCHES};
         patches.find(tiles);
         all = patches.write(to, words);
     } else if (lane == 0) {

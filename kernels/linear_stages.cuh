@@ -1,15 +1,15 @@
 // A block's piece of a product with more than 16 rows of x, and the ring of stages that brings it
-// weights, heads and x (linear_wide.cuh).
+// weights, heads and x (linear_fast_128.cuh).
 #pragma once
 #include "linear_bulk.cuh"
 #include "linear_wgmma.cuh"
 
 namespace df11::linear {
-constexpr u32 WIDE_WARPS = 2 * WIDE_STRIPS;
-constexpr u32 WIDE_ASKING = 4;
-constexpr u32 WIDE_THREADS = (WIDE_WARPS + WIDE_ASKING) * LANES;
-constexpr u32 WIDE_STEPS = WIDE_COLUMNS / STEP_COLUMNS;
-static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four warpgroups");
+constexpr u32 FAST128_WARPS = 2 * FAST128_STRIPS;
+constexpr u32 FAST128_ASKING = 4;
+constexpr u32 FAST128_THREADS = (FAST128_WARPS + FAST128_ASKING) * LANES;
+constexpr u32 FAST128_STEPS = FAST128_COLUMNS / STEP_COLUMNS;
+static_assert(FAST128_STEPS == 2 && FAST128_WARPS == 16, "two buffers of weights, four warpgroups");
 
 // Shared memory has first the barriers, full and empty; then the heads of each stage's strips; then
 // the stages, aligned to 1024 bytes: weights, strip by strip, and x, 128 bytes per row.
@@ -17,17 +17,17 @@ static_assert(WIDE_STEPS == 2 && WIDE_WARPS == 16, "two buffers of weights, four
 // A strip's head of a stage has, for each half of its rows: the base; which of its products have
 // entries (bits 0 to 3: 2 step + product; bits 4 to 7: several entries); and for each product a
 // place for one entry. The tile's first entry and the number of its entries follow.
-constexpr u32 WIDE_STRIP_BYTES = WIDE_STEPS * STEP_BYTES;
-constexpr u32 WIDE_HALF_HEAD = 8 + 4 * 2 * WIDE_STEPS;
-constexpr u32 WIDE_HEAD = 64;
-constexpr u32 WIDE_HEADS = WIDE_STRIPS * WIDE_HEAD;
-constexpr u32 WIDE_ENTRIES = 6;
-static_assert(2 * WIDE_HALF_HEAD + 8 <= WIDE_HEAD, "a head");
-constexpr u32 WIDE_FIRST_BYTES = 2 * 8 + WIDE_HEADS;  // bytes per stage
-__host__ __device__ constexpr u32 wide_stage_bytes(u32 n, u32 strips) {
-    return strips * WIDE_STRIP_BYTES + n * WIDE_COLUMNS * 2;
+constexpr u32 FAST128_STRIP_BYTES = FAST128_STEPS * STEP_BYTES;
+constexpr u32 FAST128_HALF_HEAD = 8 + 4 * 2 * FAST128_STEPS;
+constexpr u32 FAST128_HEAD = 64;
+constexpr u32 FAST128_HEADS = FAST128_STRIPS * FAST128_HEAD;
+constexpr u32 FAST128_ENTRIES = 6;
+static_assert(2 * FAST128_HALF_HEAD + 8 <= FAST128_HEAD, "a head");
+constexpr u32 FAST128_FIRST_BYTES = 2 * 8 + FAST128_HEADS;  // bytes per stage
+__host__ __device__ constexpr u32 fast128_stage_bytes(u32 n, u32 strips) {
+    return strips * FAST128_STRIP_BYTES + n * FAST128_COLUMNS * 2;
 }
-constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
+constexpr u32 FAST128_SHARED_BYTES = 227 * 1024;
 
 // Number of a warp's lanes that arrive at a barrier for what all of them have read or written: one,
 // after __syncwarp. This orders what the other lanes did, too: bar.warp.sync synchronizes them with
@@ -35,18 +35,26 @@ constexpr u32 WIDE_SHARED_BYTES = 227 * 1024;
 // causality is transitive (PTX ISA, memory consistency model). Racecheck does not follow it; for it
 // each lane arrives.
 #ifdef EVERY_LANE_ARRIVES
-constexpr u32 WIDE_ARRIVALS = LANES, WIDE_FILLING = 2 + LANES;
+constexpr u32 WARP_ARRIVALS = LANES, FAST128_FILLING = 2 + LANES;
 #else
-constexpr u32 WIDE_ARRIVALS = 1, WIDE_FILLING = 2;
+constexpr u32 WARP_ARRIVALS = 1, FAST128_FILLING = 2;
 #endif
-// Lets the warps that fill a stage or a slot write to it again. `empty`: a barrier's address, or 0.
-__device__ inline void release(u32 empty, u32 lane) {
+// A block that shares no stages with another one.
+struct Alone {
+    __device__ void arrive_beside(u32) const {}
+};
+// Lets the warps that fill a stage or a slot write to it again, those of the other block of a pair
+// too. `empty`: a barrier's address, or 0.
+template <class Pair = Alone>
+__device__ inline void release(u32 empty, u32 lane, const Pair& pair = {}) {
     __syncwarp();
-    if (empty && lane < WIDE_ARRIVALS) arrive(empty);
+    if (!empty || lane >= WARP_ARRIVALS) return;
+    arrive(empty);
+    pair.arrive_beside(empty);
 }
 
 // Strips and columns that a block multiplies at once.
-struct WidePiece {
+struct Fast128Piece {
     u32 matrix, first_strip, strips;  // strips: 0 if the group is after the last one
     u32 begin, end;                   // stages
     u32 x_first, x_rows, x_box;       // rows of x, and how many of them one copy has
@@ -58,19 +66,19 @@ __device__ inline u32 cluster_blocks() {
     return count;
 }
 // A block's split of an item.
-struct WideItem : WidePiece {
+struct Fast128Item : Fast128Piece {
     u32 splits, split, rank;  // rank: in the cluster
 
     // Makes bands of up to `n` rows of x.
-    __device__ WideItem(const LinearLaunch& launch, u32 n) {
-        const u32 cluster = cluster_blocks(), most = launch.wide_strips;
-        const u32 bands = wide_bands(launch.x_rows, n), place = blockIdx.x / cluster;
+    __device__ Fast128Item(const Fast128Launch& launch, u32 n) {
+        const u32 cluster = cluster_blocks(), most = launch.strips;
+        const u32 bands = fast128_bands(launch.x_rows, n), place = blockIdx.x / cluster;
         u32 item = place / bands, all = 0;
         rank = blockIdx.x % cluster;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
-            splits = launch.splits[matrix];
+            splits = launch.matrices[matrix].splits;
             all = strips_of(launch.matrices[matrix].rows);
-            const u32 items = wide_items(all, splits, most, cluster);
+            const u32 items = fast128_items(all, splits, most, cluster);
             if (item < items) break;
             item -= items;
         }
@@ -79,11 +87,11 @@ struct WideItem : WidePiece {
         split = rank % splits;
         first_strip = (item * each + group) * most;
         strips = group < each ? min(max(all, first_strip) - first_strip, most) : 0;
-        const u32 stages = wide_stage_count(launch.columns);
+        const u32 stages = fast128_stage_count(launch.columns);
         const u32 length = split_stages(launch.columns, splits);
         begin = min(split * length, stages);
         end = min(begin + length, stages);
-        x_box = wide_band_rows(launch.x_rows, n);
+        x_box = fast128_band_rows(launch.x_rows, n);
         x_first = place % bands * x_box;
         x_rows = min(max(launch.x_rows, x_first) - x_first, x_box);
     }
@@ -95,14 +103,14 @@ struct StageRing {
     u32 barriers, first, bytes, count;
     u32 place, full, phase = 0;
     __device__ StageRing(u32 at, u32 room, u32 stage_bytes) : barriers(at), bytes(stage_bytes) {
-        first = (at + STAGES * WIDE_FIRST_BYTES + 1023) / 1024 * 1024;
+        first = (at + STAGES * FAST128_FIRST_BYTES + 1023) / 1024 * 1024;
         count = min((at + room - first) / bytes, STAGES);
         place = first;
         full = at;
     }
     __device__ u32 empty() const { return full + STAGES * 8; }
     __device__ u32 heads() const {
-        return barriers + STAGES * 16 + (full - barriers) * (WIDE_HEADS / 8);
+        return barriers + STAGES * 16 + (full - barriers) * (FAST128_HEADS / 8);
     }
     __device__ void next() {
         place += bytes;
@@ -120,13 +128,13 @@ struct StageRing {
     __device__ void init_barriers(u32 warps) const {
         if (threadIdx.x % LANES) return;
         for (u32 i = threadIdx.x / LANES; i < count; i += blockDim.x / LANES) {
-            init_barrier(barriers + 8 * i, WIDE_FILLING);
-            init_barrier(empty() + 8 * i, warps * WIDE_ARRIVALS);
+            init_barrier(barriers + 8 * i, FAST128_FILLING);
+            init_barrier(empty() + 8 * i, warps * WARP_ARRIVALS);
         }
         show_barriers();
     }
 };
-using WideRing = StageRing<MOST_STAGES>;
+using Fast128Ring = StageRing<MOST_STAGES>;
 
 // Like copy_bulk_once, by one lane; all lanes call it together with the same arguments.
 __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32 barrier,
@@ -148,15 +156,14 @@ __device__ inline void prefetch_bulk(const void* from, u32 bytes) {
 }
 // Brings to L2 this block's share of what the next product reads first. `turn` warps do so; this
 // one is `number`.
-__device__ inline void prefetch_next(const LinearLaunch& launch, u32 number, u32 turn) {
+__device__ inline void prefetch_next(const LinearPrefetch (&prefetches)[LINEAR_PREFETCHES],
+                                     u32 number, u32 turn) {
 #pragma unroll 1
-    for (u32 i = 0; i < LINEAR_PREFETCHES; i++) {
-        const LinearPrefetch& next = launch.prefetches[i];
+    for (const LinearPrefetch& next : prefetches)
         for (u32 k = blockIdx.x + gridDim.x * number; k < next.pieces; k += gridDim.x * turn)
             prefetch_bulk(next.data + k / next.splits * next.strip_pitch +
                               u64(k % next.splits) * next.split_pitch,
                           next.bytes);
-    }
 }
 // Like arrive_expecting, by one lane; all lanes call it together with the same arguments.
 __device__ inline void arrive_expecting_once(u32 barrier, u32 bytes) {
@@ -213,18 +220,18 @@ __device__ inline void copy_x_to_pair(u32 to, const XMap& map, u32 column, u32 r
 
 // Data about a strip, tile by tile, that the multiplying warps need; each lane of a requesting warp
 // has one strip. Heads are loaded two tiles before they are needed, first entries one tile before.
-struct WideHeads {
+struct Fast128Heads {
     const uint2* next;  // head of the tile after next
     const u32* entries;
     u64 entry_count;
     u32 tiles;  // number of tiles from that one on
     Head head, after;
-    u32 first[WIDE_ENTRIES];
+    u32 first[FAST128_ENTRIES];
 
-    __device__ WideHeads(const LinearMatrix& m, u32 columns, u32 strip, u32 stage, u32* status) {
-        const u32 tile = stage * WIDE_STEPS / TILE_STEPS;
-        next = static_cast<const uint2*>(m.index) + u64(strip) * tiles_across(m.whole_columns) +
-               tile;
+    __device__ Fast128Heads(const LinearMatrix& m, u32 columns, u32 strip, u32 stage, u32* status) {
+        const u32 tile = stage * FAST128_STEPS / TILE_STEPS;
+        next =
+            static_cast<const uint2*>(m.index) + u64(strip) * tiles_across(m.whole_columns) + tile;
         entries = static_cast<const u32*>(m.rest);
         entry_count = m.rest_count;
         tiles = tiles_across(columns) - tile;
@@ -242,26 +249,26 @@ struct WideHeads {
             head.words.y = (head.words.y & 0xFFFF0000u) | u32(max(entry_count, u64(at)) - at);
         }
 #pragma unroll
-        for (u32 i = 0; i < WIDE_ENTRIES; i++)
+        for (u32 i = 0; i < FAST128_ENTRIES; i++)
             if (i < head.count()) first[i] = __ldg(entries + at + i);
     }
     // Writes the entries to the places of their products. Returns which products have some, with
     // the bits of the second half 16 higher.
     __device__ u32 tell_entries(u32 stage, u32 to) const {
-        constexpr u32 STAGES = TILE_STEPS / WIDE_STEPS;
-        const u32 steps = head.words.y >> (16 + stage % STAGES * WIDE_STEPS) & 3;
+        constexpr u32 STAGES = TILE_STEPS / FAST128_STEPS;
+        const u32 steps = head.words.y >> (16 + stage % STAGES * FAST128_STEPS) & 3;
         u32 products = 0;
         if (!steps) return products;
-        if (head.count() > WIDE_ENTRIES) return (steps >> 1) * 0xCC00CC | (steps & 1) * 0x330033;
+        if (head.count() > FAST128_ENTRIES) return (steps >> 1) * 0xCC00CC | (steps & 1) * 0x330033;
 #pragma unroll
-        for (u32 i = 0; i < WIDE_ENTRIES; i++) {
+        for (u32 i = 0; i < FAST128_ENTRIES; i++) {
             const u32 entry = first[i];
             if (i >= head.count() || entry >> 27 != stage % STAGES) continue;
             const u32 half = entry >> 20 & 1;
             const u32 place = (entry >> 25 & 2) + (entry >> 18 & 1);
             const u32 bit = 16 * half + place;
             products |= (products >> bit & 1) << (4 + bit) | 1u << bit;
-            store_shared(to + half * WIDE_HALF_HEAD + 8 + 4 * place, entry);
+            store_shared(to + half * FAST128_HALF_HEAD + 8 + 4 * place, entry);
         }
         return products;
     }
@@ -269,8 +276,8 @@ struct WideHeads {
     __device__ void tell(u32 stage, u32 to, u32* status) {
         const u32 products = tell_entries(stage, to);
         store_shared_8(to, make_uint2(head.base(), products & 0xFFFF));
-        store_shared_8(to + WIDE_HALF_HEAD, make_uint2(head.base(), products >> 16));
-        store_shared_8(to + 2 * WIDE_HALF_HEAD, make_uint2(head.first(), head.count()));
+        store_shared_8(to + FAST128_HALF_HEAD, make_uint2(head.base(), products >> 16));
+        store_shared_8(to + 2 * FAST128_HALF_HEAD, make_uint2(head.first(), head.count()));
         head = after;
         load_entries(status), load_head(after);
     }
@@ -285,40 +292,41 @@ __device__ __noinline__ void clear_step(u32 to) {
 }
 
 // Matrices that share x: the matrix of a piece, and requests of x by a warp.
-struct WideShared {
-    const LinearLaunch& launch;
-    __device__ const LinearMatrix& matrix(const WidePiece& piece) const {
+template <class Launch>
+struct Fast128Shared {
+    const Launch& launch;
+    __device__ const SplitMatrix& matrix(const Fast128Piece& piece) const {
         return launch.matrices[piece.matrix];
     }
     // Requests a stage's x, and arrives at its barrier.
-    __device__ __forceinline__ void ask_for_x(const WidePiece& piece, u32 stage, u32 to,
+    __device__ __forceinline__ void ask_for_x(const Fast128Piece& piece, u32 stage, u32 to,
                                               u32 barrier, u32 lane) const {
         if (!launch.x_mapped) {
             // Word by word; the 16-byte pieces are swizzled (linear_wgmma.cuh).
-            const u32 mine = stage * WIDE_COLUMNS + 2 * lane;
+            const u32 mine = stage * FAST128_COLUMNS + 2 * lane;
             copy_words_slowly(launch.x + piece.x_first * launch.x_pitch + mine, launch.x_pitch,
                               piece.x_rows, max(launch.columns, mine) - mine, to + lane * 4);
             fence_shared();
         }
-        if (WIDE_ARRIVALS > 1) arrive(barrier);
+        if (WARP_ARRIVALS > 1) arrive(barrier);
         __syncwarp();
-        arrive_expecting_once(barrier, launch.x_mapped ? piece.x_box * WIDE_COLUMNS * 2 : 0);
+        arrive_expecting_once(barrier, launch.x_mapped ? piece.x_box * FAST128_COLUMNS * 2 : 0);
         if (launch.x_mapped)
-            copy_x_by_one(to, launch.x_map, stage * WIDE_COLUMNS, piece.x_first, barrier);
+            copy_x_by_one(to, launch.x_map, stage * FAST128_COLUMNS, piece.x_first, barrier);
     }
 };
 
 // Work of a requesting warp for a piece. The warps take turns, a stage each.
 template <class Work, class Ring>
-struct WideAsking {
-    static_assert(WIDE_ASKING * WIDE_STEPS == TILE_STEPS, "a turn is a tile further");
+struct Fast128Asking {
+    static_assert(FAST128_ASKING * FAST128_STEPS == TILE_STEPS, "a turn is a tile further");
     const Work& work;
-    const WidePiece piece;
+    const Fast128Piece piece;
     u32 first, lane;  // first: first stage of this warp
     u64 policy, strip_bytes;
     const u8* data;
 
-    __device__ WideAsking(const Work& w, const WidePiece& p, u32 first_stage, u32 lane_)
+    __device__ Fast128Asking(const Work& w, const Fast128Piece& p, u32 first_stage, u32 lane_)
         : work(w), piece(p), first(first_stage), lane(lane_) {
         const LinearMatrix& m = work.matrix(piece);
         policy = once_policy();
@@ -326,26 +334,28 @@ struct WideAsking {
         data = m.data + piece.first_strip * strip_bytes;
     }
     __device__ u32 weight_bytes(u32 stage) const {
-        return min(steps_of(work.launch.columns) - stage * WIDE_STEPS, WIDE_STEPS) * STEP_BYTES;
+        return min(steps_of(work.launch.columns) - stage * FAST128_STEPS, FAST128_STEPS) *
+               STEP_BYTES;
     }
     __device__ __forceinline__ void ask_for_weights(u32 stage, const Ring& ring) const {
         const u32 bytes = weight_bytes(stage);
-        const u8* from = data + u64(stage) * WIDE_STRIP_BYTES;
+        const u8* from = data + u64(stage) * FAST128_STRIP_BYTES;
         arrive_expecting_once(ring.full, piece.strips * bytes);
 #pragma unroll
-        for (u32 i = 0; i < WIDE_STRIPS; i++, from += strip_bytes)
+        for (u32 i = 0; i < FAST128_STRIPS; i++, from += strip_bytes)
             if (i < piece.strips)
-                copy_bulk_by_one(ring.place + i * WIDE_STRIP_BYTES, from, bytes, ring.full, policy);
+                copy_bulk_by_one(ring.place + i * FAST128_STRIP_BYTES, from, bytes, ring.full,
+                                 policy);
     }
     __device__ static void next(Ring& ring) {
 #pragma unroll
-        for (u32 i = 0; i < WIDE_ASKING; i++) ring.next();
+        for (u32 i = 0; i < FAST128_ASKING; i++) ring.next();
     }
     // Requests the weights of the stages before `filled`, which wait for no other stage to be
     // empty.
     __device__ __forceinline__ void fill(u32 filled, Ring ring) const {
 #pragma unroll 1
-        for (u32 stage = first; stage < filled; stage += WIDE_ASKING, next(ring))
+        for (u32 stage = first; stage < filled; stage += FAST128_ASKING, next(ring))
             ask_for_weights(stage, ring);
     }
     // Requests all stages, with x at `x_place` in each; `fill` has requested the weights of those
@@ -353,19 +363,19 @@ struct WideAsking {
     // then waits.
     __device__ __forceinline__ void ask(u32 filled, Ring& ring, u32 x_place, bool early) const {
         const bool has_strip = lane < piece.strips;
-        WideHeads heads(work.matrix(piece), work.launch.columns,
-                        piece.first_strip + (has_strip ? lane : 0), first, work.launch.status);
+        Fast128Heads heads(work.matrix(piece), work.launch.columns,
+                           piece.first_strip + (has_strip ? lane : 0), first, work.launch.status);
         if (early) wait_for_launch_before();
 #pragma unroll 1
-        for (u32 stage = first; stage < piece.end; stage += WIDE_ASKING, next(ring)) {
+        for (u32 stage = first; stage < piece.end; stage += FAST128_ASKING, next(ring)) {
             if (stage >= filled) {
                 wait_for(ring.empty(), ring.phase ^ 1);
                 ask_for_weights(stage, ring);
             }
             if (has_strip) {
-                heads.tell(stage, ring.heads() + lane * WIDE_HEAD, work.launch.status);
-                if (weight_bytes(stage) < WIDE_STRIP_BYTES)
-                    clear_step(ring.place + lane * WIDE_STRIP_BYTES);
+                heads.tell(stage, ring.heads() + lane * FAST128_HEAD, work.launch.status);
+                if (weight_bytes(stage) < FAST128_STRIP_BYTES)
+                    clear_step(ring.place + lane * FAST128_STRIP_BYTES);
             }
             work.ask_for_x(piece, stage, ring.place + x_place, ring.full, lane);
         }
@@ -373,13 +383,14 @@ struct WideAsking {
 };
 
 // Requests all stages; fills the ring with weights before the previous launch has ended.
-__device__ __forceinline__ void ask_for_stages(const LinearLaunch& launch, const WideItem& item,
-                                               WideRing ring, u32 warp, u32 lane) {
+__device__ __forceinline__ void ask_for_stages(const Fast128Launch& launch, const Fast128Item& item,
+                                               Fast128Ring ring, u32 warp, u32 lane) {
     const u32 filled = min(item.begin + ring.count, item.end);
     for (u32 i = 0; i < warp; i++) ring.next();
-    const WideShared work = {launch};
-    const WideAsking<WideShared, WideRing> asking(work, item, item.begin + warp, lane);
+    const Fast128Shared<Fast128Launch> work = {launch};
+    const Fast128Asking<Fast128Shared<Fast128Launch>, Fast128Ring> asking(work, item,
+                                                                          item.begin + warp, lane);
     asking.fill(filled, ring);
-    asking.ask(filled, ring, item.strips * WIDE_STRIP_BYTES, true);
+    asking.ask(filled, ring, item.strips * FAST128_STRIP_BYTES, true);
 }
 }  // namespace df11::linear

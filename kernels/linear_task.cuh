@@ -44,7 +44,7 @@ struct alignas(8) FastHead {
 };
 static_assert(sizeof(FastHead) == 8, "heads have no padding");
 
-// A matrix of a launch, and the place of its product.
+// A matrix of a launch.
 //
 // A matrix may be a slice of another one, the *whole*. A slice begins at a multiple of 32 rows and
 // of 256 columns; it ends at such multiples or at the last row and column. Its strips are as far
@@ -59,9 +59,8 @@ static_assert(sizeof(FastHead) == 8, "heads have no padding");
 //              whole
 //   table      not read                              the decode table, aligned to 16
 //
-// The host guarantees that the arrays have the sizes that the layout gives for `rows`, the launch's
-// `columns` and the whole's columns, and that y has room for x_rows rows. The arrays may hold
-// anything.
+// The host guarantees that the arrays have the sizes that the layout gives for the rows, the
+// launch's `columns` and the whole's columns. The arrays may hold anything.
 struct alignas(16) LinearMatrix {
     const u8* data;  // aligned to 16
     const void* index;
@@ -71,30 +70,40 @@ struct alignas(16) LinearMatrix {
         const u8* patches;  // aligned to 16
     };
     u64 rest_count;
-    const u16* bias;           // `rows` of them, or null
-    u16* y;                    // row 0, first column of the product
-    u64 y_pitch;               // elements from a row of y to the next
-    u32 rows;                  // rows of the matrix, columns of the product; at least 1
-    u32 whole_strips, slices;  // linear_split(rows, columns)
-    u32 first_item;            // sum of linear_split(..).items() of all matrices before
-    u32 first_strip;           // strips of all matrices before
-    u32 first_partial;         // sum of linear_split(..).partials() of all matrices before
-    u32 whole_columns;         // columns of the whole; the launch's columns unless this is a slice
-    u32 first_column;          // column of the whole: a multiple of 256
+    u32 whole_columns;  // columns of the whole; the launch's columns unless this is a slice
+    u32 first_column;   // column of the whole: a multiple of 256
 };
-static_assert(sizeof(LinearMatrix) == 96, "as Rust has it");
+static_assert(sizeof(LinearMatrix) == 48, "as Rust has it");
+// A matrix and the place of its product, which has room for the rows of x.
+struct ProductMatrix : LinearMatrix {
+    u16* y;           // row 0, first column of the product
+    u64 y_pitch;      // elements from a row of y to the next
+    const u16* bias;  // `rows` of them, or null
+    u32 rows;         // rows of the matrix, columns of the product; at least 1
+};
+static_assert(sizeof(ProductMatrix) == 80, "as Rust has it");
 
-// The argument of df11_linear_fast_{8,16}, by value: 1 to LINEAR_ROWS rows of x. The launch has any
-// multiple of LINEAR_GROUP blocks, persistent; best are as many as fit the GPU at once, but no more
-// than `items`. df11_linear_constants gives the threads and the dynamic shared memory.
-// df11_linear_fast_{32,64,128,192,256} take this argument too: see below.
+// What the arguments of all kernels that multiply begin with; each takes its own by value. The name
+// of an argument has the layout and the most rows of x. df11_linear_constants gives the threads and
+// the dynamic shared memory.
 //
-// Up to 16 rows, the bits of y depend only on the matrix and the row of x, not on other rows, other
-// matrices or the grid.
-//
-// If the constants allow it, the launch may have the attribute of programmatic stream
-// serialization. The matrices must then have been written before the previous launch began.
+// If the constants allow it, a launch may have the attribute of programmatic stream serialization.
+// The matrices must then have been written before the previous launch began.
 constexpr u32 LINEAR_MATRICES = 8, LINEAR_ROWS = 16;
+template <class Matrix>
+struct LinearLaunch {
+    const u16* x;  // row-major
+    u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
+                   // of 16 bytes
+    u32 x_rows;
+    u32 columns;       // columns of x and of all matrices; at least 1
+    u32 matrix_count;  // 1 to LINEAR_MATRICES
+    u32* status;       // the kernel sets bits where stored data contradicts itself
+    Matrix matrices[LINEAR_MATRICES];
+};
+// A CUtensorMap of x, BF16 and row-major, made by cuTensorMapEncodeTiled: boxes of 64 columns by
+// all rows or by those of a band, 128-byte swizzle, zeros for columns that do not exist. Without a
+// map, a kernel reads x slowly, as if x or its pitch were not a multiple of 16 bytes.
 struct alignas(64) XMap {
     u32 words[32];
 };
@@ -109,149 +118,158 @@ struct LinearPrefetch {
     u32 splits;       // at least 1 if there are pieces
     u32 pieces, bytes;
 };
-struct alignas(64) LinearLaunch {
-    const u16* x;  // row-major
-    u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
-                   // of 16 bytes
-    u32 x_rows;
-    u32 columns;       // columns of x and of all matrices; at least 1
-    u32 matrix_count;  // 1 to LINEAR_MATRICES
-    u32 items;         // sum of linear_split(..).items()
-    u32* counters;     // one per strip of the launch, 0 before and after; unused without partials
-    float* partials;   // LINEAR_PARTIAL_BYTES for each of linear_split(..).partials() and each 16
-                       // rows of x, aligned to 16
-    u32* status;       // the kernel sets bits where stored data contradicts itself
-    // For 17 or more rows of x, otherwise unused: splits of each matrix's columns, none of them
-    // empty (split_stages).
-    u8 splits[LINEAR_MATRICES];
-    u32 wide_strips;
-    u32 tile_sets;    // df11_linear_tile_{2,8,16}: items whose sums are in flight at once, 1 or 2
-    u32 x_mapped;     // in the order of a plan, and for 17 or more rows: 1 if x_map is set
-    u32 tile_tables;  // df11_linear_tile_{2,8,16}: tables at once: 1, 2 or 4
-    // For df11_linear_order_{8,16,32,64}. few_units: splits of strips that a block multiplies at
-    // once; few_splits: the most of one strip; few_each: strips of all matrices that each block
-    // multiplies; few_more: how many blocks multiply one more.
-    u32 few_units, few_splits, few_each, few_more;
-    LinearMatrix matrices[LINEAR_MATRICES];
-    u32 tile_slot_bytes;  // df11_linear_tile_{2,8,16}: bytes of a slot in the shared memory that is
-                          // left, a multiple of 16 (linear_tile_block.cuh)
-    u32 share_stages;     // for 129 or more rows of x: see below
-    // A CUtensorMap of x, BF16 and row-major, made by cuTensorMapEncodeTiled: boxes of WIDE_COLUMNS
-    // columns by all rows or by those of a band, 128-byte swizzle, zeros for columns that do not
-    // exist. Without a map, the kernel reads x slowly, as if x or its pitch were not a multiple of
-    // 16 bytes.
-    XMap x_map;
-    // For df11_linear_order_{8,16,32,64}, and for 17 to 128 rows of x: weights that the next
-    // product is expected to read first.
-    LinearPrefetch prefetches[LINEAR_PREFETCHES];
+
+// Blocks share the strips of matrices as items: most strips are one item each. If the last strips
+// are too few for a GPU's multiprocessors, each of them becomes several items, slices of its
+// columns, whose sums meet in memory (Split, src/gpu/linear/split.rs).
+constexpr u32 LINEAR_GROUP = 4, LINEAR_BLOCKS = 132;
+struct ItemMatrix : ProductMatrix {
+    u32 first_item;            // items of all matrices before
+    u32 whole_strips, slices;  // strips of one item each; items of each strip after them
+    u32 first_strip;           // strips of all matrices before
+    u32 first_partial;         // items in slices of all matrices before
 };
-static_assert(sizeof(LinearLaunch) == 1152, "as Rust has it");
+static_assert(sizeof(ItemMatrix) == 96, "as Rust has it");
 constexpr u32 LINEAR_PARTIAL_BYTES = STRIP_ROWS * LINEAR_ROWS * 4;
 
-// df11_linear_order_{8,16,32,64} multiply in the order of a plan of the sum (linear_few.cuh), by
-// at most 8, 16, 32 and 64 rows of x. Only the machine code for compute capability 9.0 has them. A
-// block has FEW_HELPERS warps, and two for each of few_units and each band of 32 rows of x; units
-// times bands are at most FEW_UNITS. Blocks times few_each, plus few_more, are the strips of all
-// matrices. The kernels do not read counters, partials and items. A matrix differs from above:
-//   slices          splits of its columns, none empty
-//   whole_strips    blocks of 64 in each split but the last: ceil(ceil(columns / 64) / splits)
-//   first_strip     splits at once, at most few_splits: all of them if they are at most FEW_UNITS
-//   first_item      strips of all matrices before
-//   first_partial   bits 0 to 7: strips at once, so that strips times splits at once are at most
-//                   few_units; bits 8 and up: 2^16 / splits at once, plus one
-// x_map has the dimensions 64 columns, x_rows rows and blocks of 64 columns; its boxes 64, as many
-// rows as the kernel multiplies, and 2; 128-byte swizzle. x_mapped tells whether there is one. The
-// bits of y depend on the matrix, its splits and the row of x.
-//
-// How blocks share the strips of a matrix. Most strips are one item each. If the last strips are
-// too few for a GPU's multiprocessors, each of them becomes several items, slices of its columns,
-// whose sums meet in memory. Only the shape decides, for the number of multiprocessors of the GPUs
-// that we have.
-constexpr u32 LINEAR_GROUP = 4, LINEAR_BLOCKS = 132;
-struct LinearSplit {
-    u32 whole_strips, tail, slices;  // tail: rounded up to whole groups of items
-    __host__ __device__ constexpr u32 items() const { return whole_strips + tail * slices; }
-    __host__ __device__ constexpr u32 partials() const { return slices > 1 ? tail * slices : 0; }
+// df11_linear_fast_{8,16}: 1 to LINEAR_ROWS rows of x. Any multiple of LINEAR_GROUP blocks,
+// persistent; best are as many as fit the GPU at once, but no more than `items`. The bits of y
+// depend only on the matrix and the row of x, not on other rows, other matrices or the grid.
+struct alignas(16) Fast16Launch : LinearLaunch<ItemMatrix> {
+    u32* counters;    // one per strip of the launch, 0 before and after; unused without slices
+    float* partials;  // LINEAR_PARTIAL_BYTES for each item in slices, aligned to 16
+    u32 items;
 };
-__host__ __device__ constexpr LinearSplit linear_split(u32 rows, u32 columns) {
-    const u32 strips = (rows + STRIP_ROWS - 1) / STRIP_ROWS, tiles = (columns + 255) / 256,
-              tail = strips % LINEAR_BLOCKS;
-    LinearSplit split = {strips - tail, (tail + LINEAR_GROUP - 1) / LINEAR_GROUP * LINEAR_GROUP, 1};
-    while (split.slices < 16 && split.tail * split.slices * 2 <= LINEAR_BLOCKS + 8 &&
-           tiles >= split.slices * 4)
-        split.slices *= 2;
-    // Two slices cost more than they save, because their sums meet late.
-    if (split.slices < 4) split.slices = 1;
-    return split;
-}
+static_assert(sizeof(Fast16Launch) == 848, "as Rust has it");
+
+// df11_linear_tile_{8,16} multiply by matrices in tiles of 32 x 256 as stored, whose columns are a
+// multiple of 8, up to 8 and 16 rows of x. Any number of blocks, persistent, of some warps that do
+// not decode and a multiple of four that do; df11_linear_constants gives the number of the former
+// and the most of the latter. Best is one block per multiprocessor, but no more than `items`.
+// Dynamic shared memory: tile_shared_bytes. The bits of y depend only on the matrix and the row of
+// x.
+//
+// df11_linear_tile_2, only in the machine code for compute capability 9.0, is for one or two rows
+// of x: the same argument and bits of y, with more warps that decode, and x in shared memory
+// besides.
+struct alignas(16) Tile16Launch : LinearLaunch<ItemMatrix> {
+    u32* counters;  // as in Fast16Launch, like the next two
+    float* partials;
+    u32 items;
+    u32 sets;        // items whose sums are in flight at once, 1 or 2
+    u32 tables;      // tables at once: 1, 2 or 4
+    u32 slot_bytes;  // bytes of a slot in the shared memory that is left, a multiple of 16
+                     // (linear_tile_block.cuh)
+};
+static_assert(sizeof(Tile16Launch) == 848, "as Rust has it");
+
+// df11_linear_tile_{32,64}: 17 to 64 rows of x, by matrices in tiles as stored; only in the machine
+// code for compute capability 9.0. TILE64_THREADS threads, tile64_shared_bytes of dynamic shared
+// memory. Best is one block per multiprocessor, but no more than the sum of RoundSplit.items. The
+// bits of y depend on the matrix, the row of x, and whether x has up to 32 or up to 64 rows.
+struct alignas(16) Tile64Launch : LinearLaunch<ProductMatrix> {
+    u32* counters;    // LINEAR_BLOCKS for each matrix, 0 before and after
+    float* partials;  // the sum of RoundSplit.places() times tile64_partial_bytes, aligned to 16
+    u32 stages;       // of a set: 2 to TILE64_STAGES
+};
+static_assert(sizeof(Tile64Launch) == 720, "as Rust has it");
+
+// df11_linear_order_{8,16,32,64} multiply in the order of a plan of the sum (linear_order.cuh), by
+// at most 8, 16, 32 and 64 rows of x. Only the machine code for compute capability 9.0 has them. A
+// block has ORDER_HELPERS warps, and two for each of `units` and each band of 32 rows of x; units
+// times bands are at most ORDER_UNITS. Blocks times `each`, plus `more`, are the strips of all
+// matrices. The bits of y depend on the matrix, its splits and the row of x.
+struct OrderMatrix : ProductMatrix {
+    u32 first_strip;  // strips of all matrices before
+    u32 splits;       // of its columns, none empty
+    u32 length;       // blocks of 64 in each split but the last: ceil(ceil(columns / 64) / splits)
+    u32 pass_splits;  // splits at once, at most the launch's: all of them if at most ORDER_UNITS
+    u32 strips;  // bits 0 to 7: strips at once, so that strips times splits at once are at most
+                 // `units`; bits 8 and up: 2^16 / pass_splits, plus one
+};
+static_assert(sizeof(OrderMatrix) == 96, "as Rust has it");
+struct alignas(64) OrderLaunch : LinearLaunch<OrderMatrix> {
+    // Dimensions: 64 columns, x_rows rows, blocks of 64 columns. Boxes: 64, as many rows as the
+    // kernel multiplies, 2.
+    XMap x_map;
+    LinearPrefetch prefetches[LINEAR_PREFETCHES];  // what the next product will read first
+    u32 x_mapped;                                  // 1 if x_map is set
+    u32 units, splits;  // splits of strips that a block multiplies at once; the most of one strip
+    u32 each, more;     // strips of each block; how many blocks multiply one more
+};
+static_assert(sizeof(OrderLaunch) == 1152, "as Rust has it");
 
 // df11_linear_fast_{32,64,128} multiply by 17 or more rows of x, in bands of at most 32, 64 and
 // 128. Only the machine code for compute capability 9.0 has them. A launch has `cluster` *
-// wide_bands * (the sum of wide_items) blocks of WIDE_THREADS, in clusters of `cluster`: at least
-// as many as each matrix has splits, at most WIDE_SPLITS. It may have the attribute of programmatic
-// stream serialization. The kernels do not read whole_strips, slices, first_item, first_strip and
-// first_partial of a matrix, nor items, counters and partials. Differences from above:
-//   wide_strips   strips per block, 1 to WIDE_STRIPS; best is an even number, because a warpgroup
-//                 takes as long for one strip as for two
-//   x_map         boxes of wide_band_rows rows
-// The bits of y depend only on the matrix, its splits and the row of x; all kernels below give the
-// same.
-constexpr u32 WIDE_ROWS = 128;    // rows of x per band, at most
-constexpr u32 WIDE_STRIPS = 8;    // strips per block, at most
-constexpr u32 WIDE_COLUMNS = 64;  // columns per stage
-constexpr u32 WIDE_SPLITS = 8;    // splits of a matrix's columns, and blocks per cluster, at most
+// fast128_bands * (the sum of fast128_items) blocks of FAST128_THREADS, in clusters of `cluster`:
+// at least as many as each matrix has splits, at most FAST128_SPLITS. The bits of y depend only on
+// the matrix, its splits and the row of x; all kernels below give the same.
+struct SplitMatrix : ProductMatrix {
+    u32 splits;  // of its columns, none of them empty (split_stages)
+};
+static_assert(sizeof(SplitMatrix) == 80, "as Rust has it");
+struct alignas(64) Fast128Launch : LinearLaunch<SplitMatrix> {
+    XMap x_map;                                    // boxes of fast128_band_rows rows
+    LinearPrefetch prefetches[LINEAR_PREFETCHES];  // what the next product will read first
+    u32 x_mapped;                                  // 1 if x_map is set
+    u32 strips;  // per block, 1 to FAST128_STRIPS; best is an even number, because a warpgroup
+                 // takes as long for one strip as for two
+};
+static_assert(sizeof(Fast128Launch) == 1024, "as Rust has it");
+constexpr u32 FAST128_ROWS = 128;    // rows of x per band, at most
+constexpr u32 FAST128_STRIPS = 8;    // strips per block, at most
+constexpr u32 FAST128_COLUMNS = 64;  // columns per stage
+constexpr u32 FAST128_SPLITS = 8;  // splits of a matrix's columns, and blocks per cluster, at most
 __host__ __device__ constexpr u32 strips_of(u32 rows) {
     return rows / STRIP_ROWS + (rows % STRIP_ROWS != 0);
 }
-__host__ __device__ constexpr u32 wide_stage_count(u32 columns) {
-    return columns / WIDE_COLUMNS + (columns % WIDE_COLUMNS != 0);
+__host__ __device__ constexpr u32 fast128_stage_count(u32 columns) {
+    return columns / FAST128_COLUMNS + (columns % FAST128_COLUMNS != 0);
 }
 // Stages of every split but the last, which may have fewer. They fix the order of sums: a split is
 // one chain of products of 16 columns, first to last, from 0; splits are added in order, then the
 // bias.
 __host__ __device__ constexpr u32 split_stages(u32 columns, u32 splits) {
-    return (wide_stage_count(columns) + splits - 1) / splits;
+    return (fast128_stage_count(columns) + splits - 1) / splits;
 }
 // Bands of at most n rows of x, and rows per band; the last band may have fewer.
-__host__ __device__ constexpr u32 wide_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
-__host__ __device__ constexpr u32 wide_band_rows(u32 x_rows, u32 n) {
-    const u32 bands = wide_bands(x_rows, n);
+__host__ __device__ constexpr u32 fast128_bands(u32 x_rows, u32 n) { return (x_rows + n - 1) / n; }
+__host__ __device__ constexpr u32 fast128_band_rows(u32 x_rows, u32 n) {
+    const u32 bands = fast128_bands(x_rows, n);
     return ((x_rows + bands - 1) / bands + 7) / 8 * 8;
 }
 // Clusters per matrix and band.
-__host__ __device__ constexpr u32 wide_items(u32 strips, u32 splits, u32 block_strips,
-                                             u32 cluster) {
+__host__ __device__ constexpr u32 fast128_items(u32 strips, u32 splits, u32 block_strips,
+                                                u32 cluster) {
     const u32 groups = (strips + block_strips - 1) / block_strips, each = cluster / splits;
     return (groups + each - 1) / each;
 }
 
 // df11_linear_fast_{192,256} and df11_linear_half_{192,256}, in the same machine code, multiply by
-// 129 or more rows of x, in bands of at most 192 and 256. A launch has large_shares times
-// wide_bands blocks of threads_of_large; it may have the same attribute. A group is LARGE_STRIPS or
-// HALF_STRIPS strips by all columns. The stages of all groups, one after the other, are shared out
-// evenly. A share that ends inside a group begins with its part of that group and hands the sums to
-// the next share, which ends with the rest. Neighbouring blocks take the bands of one share, so
-// that they read the same weights. Differences from above:
-//   share_stages  stages per share, at least those of a group, so that at most two shares have
-//                 parts of one group
-//   counters      one per block, 0 before and after
-//   partials      large_partial_bytes per block, aligned to 16
-//   x_map         boxes of wide_band_rows rows, or of half as many for a launch in clusters of two,
-//                 whose blocks share x. Then share_stages are whole groups, all blocks have equally
-//                 many stages, the number of shares is even, and wide_band_rows a multiple of 16
-//   wide_strips   not read
-constexpr u32 LARGE_ROWS = 256;  // rows of x per band, at most
-constexpr u32 LARGE_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}
-constexpr u32 HALF_STRIPS = 2;   // strips per group of df11_linear_half_{192,256}
-__host__ __device__ constexpr u32 large_partial_bytes(u32 group_strips) {
-    return 3 * group_strips * STRIP_ROWS * LARGE_ROWS * 4;
+// 129 or more rows of x, in bands of at most 192 and 256, in as many blocks of threads_of_fast256
+// as there are shares, times fast128_bands. A group is FAST256_STRIPS or HALF_STRIPS strips by all
+// columns. The stages of all groups, one after the other, are shared out evenly. A share that ends
+// inside a group begins with its part of that group and hands the sums to the next share, which
+// ends with the rest. Neighbouring blocks take the bands of one share, so that they read the same
+// weights. In clusters of two, blocks share x: share_stages are then whole groups, all blocks have
+// equally many stages, the number of shares is even, and fast128_band_rows a multiple of 16.
+struct alignas(64) Fast256Launch : LinearLaunch<SplitMatrix> {
+    XMap x_map;        // boxes of fast128_band_rows rows, in clusters of two of half as many
+    u32* counters;     // one per block, 0 before and after
+    float* partials;   // fast256_partial_bytes per block, aligned to 16
+    u32 x_mapped;      // 1 if x_map is set
+    u32 share_stages;  // per share, at least those of a group, so that at most two shares have
+                       // parts of one group
+};
+static_assert(sizeof(Fast256Launch) == 896, "as Rust has it");
+constexpr u32 FAST256_ROWS = 256;  // rows of x per band, at most
+constexpr u32 FAST256_STRIPS = 4;  // strips per group of df11_linear_fast_{192,256}
+constexpr u32 HALF_STRIPS = 2;     // strips per group of df11_linear_half_{192,256}
+__host__ __device__ constexpr u32 fast256_partial_bytes(u32 group_strips) {
+    return 3 * group_strips * STRIP_ROWS * FAST256_ROWS * 4;
 }
-__host__ __device__ constexpr u32 large_groups(u32 rows, u32 group_strips) {
+__host__ __device__ constexpr u32 fast256_groups(u32 rows, u32 group_strips) {
     return (strips_of(rows) + group_strips - 1) / group_strips;
-}
-// Shares of matrices that have `groups` groups together.
-__host__ __device__ constexpr u32 large_shares(u32 groups, u32 columns, u32 share_stages) {
-    return (groups * wide_stage_count(columns) + share_stages - 1) / share_stages;
 }
 
 // A mixture of experts. Each place multiplies one row of x by its expert's matrix. There are two
@@ -278,14 +296,12 @@ struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
     u64 x_pitch;   // elements from one row of x to the next; slow unless x and pitch are multiples
                    // of 16 bytes
-    const u32* x_index;  // `places` of them, or null: place i then has row i
-    const u32* offsets;  // experts + 1 on the device: ascending, the last at most `places`
-    const u32* blocks;   // experts of blocks, or null: offsets route
-    const u32* end;      // with blocks and x_index, on the device: number of places that count
+    const u32* x_index;    // `places` of them, or null: place i then has row i
+    const u32* offsets;    // experts + 1 on the device: ascending, the last at most `places`
+    const u32* blocks;     // experts of blocks, or null: offsets route
+    const u32* end;        // with blocks and x_index, on the device: number of places that count
     const float* factors;  // one for each row of y, or null
-    // Null, or `experts` of them on the device, aligned to 16 bytes. The kernel reads the fields
-    // before bias, whole_columns and first_column.
-    const LinearMatrix* matrices;
+    const LinearMatrix* matrices;  // null, or `experts` of them on the device, aligned to 16 bytes
     u16* y;
     u64 y_pitch;  // elements from one row of y to the next
     u32* status;
@@ -298,47 +314,20 @@ struct alignas(16) GroupedLaunch {
     LinearMatrix whole;  // if `matrices` is null: the rows of all experts, one after the other;
                          // `rows` is a multiple of 32
 };
-static_assert(sizeof(GroupedLaunch) == 224, "as Rust has it");
-
-// df11_linear_tile_{8,16} multiply by matrices in tiles of 32 x 256 as stored, whose columns are a
-// multiple of 8. They take a LinearLaunch too, with up to 8 and with 9 to 16 rows of x. Any number
-// of blocks, persistent, of some warps that do not decode and a multiple of four that do;
-// df11_linear_constants gives the number of the former and the most of the latter. Best is one
-// block per multiprocessor, but no more than `items`. Dynamic shared memory: tile_shared_bytes. The
-// bits of y depend only on the matrix and the row of x.
-//
-// df11_linear_tile_2, only in the machine code for compute capability 9.0, is for one or two rows
-// of x: the same argument and bits of y, with more warps that decode, and x in shared memory
-// besides.
-//
-// df11_linear_tile_{32,64}, also only there, are for 17 to 64 rows of x, at most 32 and 64: the
-// same argument, DECODED_THREADS threads, decoded_shared_bytes of dynamic shared memory. Best is
-// one block per multiprocessor, but no more than the sum of RoundSplit.items. The kernels do not
-// read whole_strips, slices, first_item, first_strip and first_partial of a matrix, nor items.
-// Differences from above:
-//   counters      LINEAR_BLOCKS for each matrix
-//   partials      the sum of RoundSplit.places() times decoded_partial_bytes
-//   tile_sets     stages of a set: 2 to MOST_DECODED
-// The bits of y depend on the matrix, the row of x, and whether x has up to 32 or up to 64 rows.
+static_assert(sizeof(GroupedLaunch) == 176, "as Rust has it");
 
 // Gathers rows of a matrix by indices on the device: df11_linear_gather from the fast layout,
 // df11_linear_tile_gather from tiles as stored. One argument by value; blocks of UNPACK_WARPS
 // warps, count * ceil(columns / 256) warps in all. An index at or past `rows` sets the status and
 // gives zeros.
-struct alignas(16) GatherTask {
-    const u8* data;  // as in LinearMatrix, to rest_count
-    const void* index;
-    const void* rest;
-    const TileTable* table;
-    u64 rest_count;
+struct GatherTask : LinearMatrix {
     const void* indices;  // u32, or i64 if wide is 1
     u16* output;          // row i is row indices[i] of the matrix
     u64 pitch;  // elements from one row of output to the next; slow unless both are multiples of 16
                 // bytes
+    u32* status;
     u32 rows, columns;
     u32 count, wide;
-    u32 whole_columns, first_column;  // as in LinearMatrix
-    u32* status;
 };
 static_assert(sizeof(GatherTask) == 96, "as Rust has it");
 

@@ -1,11 +1,12 @@
 // Warps, shared memory and the order of tiles of a block that multiplies by tiles as stored
-// (linear_tile.cuh), for a number of rows of x; and how its warps wait for each other.
+// (linear_tile_16.cuh), for a number of rows of x; and how its warps wait for each other.
 #pragma once
 #include "linear_stages.cuh"
 #include "tile_code.cuh"
 
 namespace df11::linear {
 using namespace tile;
+using SharedTiles = Shared<Tile16Launch>;
 
 static_assert(TILE_COLUMNS == TILE_STEPS * STEP_COLUMNS, "tiles of both layouts are as wide");
 // Bytes of the plane that a warp loads at once (two units of each lane), and those of a band.
@@ -24,10 +25,10 @@ static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each decoding warp, for tiles that are there or in flight.
 constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
 // Most rows of x that a block keeps in shared memory for all warps. More warps decode then.
-constexpr u32 FEWEST_ROWS = 2;
+constexpr u32 TILE2_ROWS = 2;
 // Most decoding warps, by the rows of x.
 __host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
-    return x_rows <= FEWEST_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
+    return x_rows <= TILE2_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
 }
 // Bytes from one row of x in shared memory to the next: 64 modulo 128, so that lanes never conflict
 // in a bank.
@@ -59,7 +60,7 @@ __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 tables, u32 s
 // Dynamic shared memory of a block with `warps` warps that decode. `staged_bytes`: the most bytes
 // of bitstream that a tile takes, from the 16 bytes with its first bit to the 16 bytes with its
 // last one. Less memory, down to that for 0, makes tiles with more bits slow, and as exact.
-// `tables`, `sets`: the launch's tile_tables and tile_sets.
+// `tables`, `sets`: the launch's.
 __host__ __device__ constexpr u32 tile_shared_bytes(u32 warps, u32 x_rows, u32 staged_bytes,
                                                     u32 tables, u32 sets) {
     const u32 eights = (x_rows + 7) / 8,
@@ -90,10 +91,12 @@ struct TilePlace {
     u32 tile;           // tile of the strip
 };
 
-__device__ inline u32 rows_left(const Shared& work, const TilePlace& at) {
+template <class Launch>
+__device__ inline u32 rows_left(const Shared<Launch>& work, const TilePlace& at) {
     return min(work.launch.matrices[at.matrix].rows - at.strip * STRIP_ROWS, STRIP_ROWS);
 }
-__device__ inline u32 columns_left(const Shared& work, const TilePlace& at) {
+template <class Launch>
+__device__ inline u32 columns_left(const Shared<Launch>& work, const TilePlace& at) {
     return min(work.launch.columns - at.tile * TILE_COLUMNS, TILE_COLUMNS);
 }
 __device__ inline const TileRecord* record_of(const LinearMatrix& m, u32 strip, u32 tile) {
@@ -125,7 +128,7 @@ struct TileWalk {
     const u8* plane;            // the strip's plane
     bool exists;
 
-    __device__ void find_item(const Shared& work) {
+    __device__ void find_item(const SharedTiles& work) {
         exists = false;
         for (; item < work.items(); item += gridDim.x) {
             const Range range = work.range(item);
@@ -142,18 +145,18 @@ struct TileWalk {
             return;
         }
     }
-    __device__ void start(const Shared& work) {
+    __device__ void start(const SharedTiles& work) {
         at = {}, item = blockIdx.x, number = 0, fill = 0, first_warp = 0;
         find_item(work);
         fill = 0;  // whichever matrix is first, like MatrixWalk
     }
     // Goes from the start to the first tile of a warp.
-    __device__ void skip_to(const Shared& work, u32 of_warp) {
+    __device__ void skip_to(const SharedTiles& work, u32 of_warp) {
         while (exists && (of_warp - first_warp) * length >= end - begin)
             first_warp += count, number++, item += gridDim.x, find_item(work);
         run = of_warp - first_warp, at.tile = begin + run * length, warp = of_warp;
     }
-    __device__ void advance(const Shared& work, u32 warps) {
+    __device__ void advance(const SharedTiles& work, u32 warps) {
         run++, at.tile += length, warp = warp + 1 == warps ? 0 : warp + 1;
         if (at.tile < end) return;
         // The last run may be shorter.
@@ -212,8 +215,8 @@ __device__ inline void wait_for_set(TileShared& common, u32 number, u32 sets, u3
 }
 
 // Lanes of a warp that arrive at a slot after the warp has written or read it: one, after
-// __syncwarp, except for racecheck (WIDE_ARRIVALS).
-constexpr u32 SLOT_LANES = WIDE_ARRIVALS;
+// __syncwarp, except for racecheck (WARP_ARRIVALS).
+constexpr u32 SLOT_LANES = WARP_ARRIVALS;
 // Arrivals at a slot that is being filled. On 9.0 one of them tells how many bytes a bulk copy
 // brings; elsewhere the copies of all lanes arrive too.
 constexpr u32 SLOT_ARRIVALS = SLOT_LANES + (HOPPER ? 0 : LANES);

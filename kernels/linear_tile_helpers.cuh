@@ -1,5 +1,5 @@
-// Work of the warps that do not decode (linear_tile.cuh): they bring tiles to those that do, turn
-// sums of runs into y, and bring tables.
+// Work of the warps that do not decode (linear_tile_16.cuh): they bring tiles to those that do,
+// turn sums of runs into y, and bring tables.
 #pragma once
 #include "linear_tile_unit.cuh"
 
@@ -18,7 +18,7 @@ constexpr u32 TICKET_WHOLE = 1, TICKET_FIRST = 2, TICKET_END = 4;
 
 // Makes the ticket of the walk's tile; only its bits tell whether it fits the slot, so bring_tile
 // may clear TICKET_WHOLE.
-__device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ Ticket ticket_of(const SharedTiles& work, const TileBlock& block,
                                             const TileWalk& walk, bool aligned) {
     Ticket t = {};
     t.plane = walk.plane + walk.at.tile * TILE_COLUMNS * walk.rows;
@@ -32,7 +32,8 @@ __device__ __forceinline__ Ticket ticket_of(const Shared& work, const TileBlock&
 }
 
 // Brings a tile to a slot.
-__device__ __forceinline__ void bring_tile(const Shared& work, const TileBlock& block,
+template <class Launch>
+__device__ __forceinline__ void bring_tile(const Shared<Launch>& work, const TileBlock& block,
                                            const Ticket& ticket, const Record& record, u32 place,
                                            u32 lane, u32& problems) {
     const u32 slot = block.slot(place), full = block.slot_full + place * 8;
@@ -75,8 +76,8 @@ static_assert(TILE_SLOTS == 2, "a bit tells the slot");
 
 // Brings all tiles except the first one of each warp. Each of TILE_BRINGERS warps calls it. Returns
 // how many items the block has.
-__device__ __forceinline__ u32 bring_tiles(const Shared& work, const TileBlock& block, u32 bringer,
-                                           u32 warps, u32 lane) {
+__device__ __forceinline__ u32 bring_tiles(const SharedTiles& work, const TileBlock& block,
+                                           u32 bringer, u32 warps, u32 lane) {
     const bool aligned = has_aligned_x(work.launch);
     // One bit per warp: those that this warp serves, and those that have their first tile.
     const u32 of_bringer = 0x49249249u << bringer;
@@ -122,19 +123,19 @@ struct FirstTile {
     TileWalk walk;
     Record record;
     u32 first;  // the block's first matrix, or none
-    __device__ __forceinline__ void ask(const Shared& work, u32 warp, u32 lane) {
+    __device__ __forceinline__ void ask(const SharedTiles& work, u32 warp, u32 lane) {
         walk.start(work);
         first = walk.exists ? walk.at.matrix : ~0u;
         walk.skip_to(work, warp);
         if (walk.exists) record = load_record(walk.records + walk.at.tile, lane);
     }
     // Returns the tile's number in the strip if the warp can hold its x, otherwise ~0.
-    __device__ __forceinline__ u32 whole(const Shared& work) const {
+    __device__ __forceinline__ u32 whole(const SharedTiles& work) const {
         const bool is_whole = walk.exists && has_aligned_x(work.launch) &&
                               columns_left(work, walk.at) == TILE_COLUMNS;
         return is_whole ? walk.at.tile : ~0u;
     }
-    __device__ __forceinline__ void bring(const Shared& work, const TileBlock& block, u32 warp,
+    __device__ __forceinline__ void bring(const SharedTiles& work, const TileBlock& block, u32 warp,
                                           u32 lane, u32& problems) {
         if (!walk.exists) return;
         bring_tile(work, block, ticket_of(work, block, walk, has_aligned_x(work.launch)), record,
@@ -145,12 +146,12 @@ struct FirstTile {
 // Walks through the block's matrices.
 struct MatrixWalk {
     u32 item, matrix;  // item of the launch; its matrix, if there is one
-    __device__ void start(const Shared& work) {
+    __device__ void start(const SharedTiles& work) {
         item = blockIdx.x, matrix = ~0u;
         next(work);
     }
-    __device__ bool exists(const Shared& work) const { return item < work.items(); }
-    __device__ void next(const Shared& work) {
+    __device__ bool exists(const SharedTiles& work) const { return item < work.items(); }
+    __device__ void next(const SharedTiles& work) {
         for (; item < work.items(); item += gridDim.x) {
             const Range range = work.range(item);
             if (!range.exists || range.matrix == matrix) continue;
@@ -160,7 +161,7 @@ struct MatrixWalk {
     }
 };
 // Fills the next place for a table, if the block has another matrix.
-__device__ __forceinline__ void fill_table(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ void fill_table(const SharedTiles& work, const TileBlock& block,
                                            TileShared& common, MatrixWalk& last, u32& fills,
                                            u32 lane) {
     if (last.exists(work)) last.next(work);
@@ -183,8 +184,8 @@ struct ItemOutput {
     bool aligned;
     float bias[QUAD];
 
-    __device__ __forceinline__ ItemOutput(const Shared& work, const Range& at, u32 row) {
-        const LinearMatrix& m = work.matrix(at);
+    __device__ __forceinline__ ItemOutput(const SharedTiles& work, const Range& at, u32 row) {
+        const ItemMatrix& m = work.matrix(at);
         const u32 first = at.strip * STRIP_ROWS + row;
         rows = min(max(m.rows, first) - first, QUAD);
         y = m.y + first, y_pitch = m.y_pitch;
@@ -233,8 +234,8 @@ __device__ __forceinline__ void add_rows(const ItemOutput& to, u32 set, u32 runs
     to.store(x_row, sum);
 }
 // Address of the sums of the item that has place `place`.
-__device__ inline u32 sums_of_item(const Shared& work, u32 place) {
-    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables;
+__device__ inline u32 sums_of_item(const SharedTiles& work, u32 place) {
+    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tables;
     return shared_address(linear_shared) + tables * u32(sizeof(TileTable)) +
            place * run_set_bytes(work.launch.x_rows);
 }
@@ -243,14 +244,14 @@ __device__ inline u32 runs_of(const Range& at) {
 }
 
 // Returns the block's last item; there is one.
-__device__ __forceinline__ u32 last_item(const Shared& work) {
+__device__ __forceinline__ u32 last_item(const SharedTiles& work) {
     u32 item = work.items() - 1 - (work.items() - 1 - blockIdx.x) % gridDim.x;
     while (!work.range(item).exists) item -= gridDim.x;
     return item;
 }
 // Adds the sums of item after item except the last one, and fills tables when their places become
 // free. Only the first warp calls it. Returns how many items the block has.
-__device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ u32 add_runs(const SharedTiles& work, const TileBlock& block,
                                         TileShared& common) {
     const u32 lane = threadIdx.x, x_rows = work.launch.x_rows, sets = block.set_count;
     u32 number = 0, fills = 0;
@@ -285,11 +286,10 @@ __device__ __forceinline__ u32 add_runs(const Shared& work, const TileBlock& blo
 // Adds the sums of the block's last item, which is number `number`. All helpers call it together:
 // they have nothing else to do, and find the destination of the sums before the sums are there. It
 // is a function of its own, so that the loops before it keep fewer registers.
-__device__ __noinline__ void add_last(const Shared work, TileShared& common, u32 number) {
+__device__ __noinline__ void add_last(const SharedTiles work, TileShared& common, u32 number) {
     static_assert(TILE_HELPERS * LANE_X_ROWS >= LINEAR_ROWS, "each helper has some rows of x");
-    const u32 x_rows = work.launch.x_rows, sets = work.launch.tile_sets,
-              place = place_of(number, sets), lane = threadIdx.x % LANES,
-              first = threadIdx.x / LANES * LANE_X_ROWS;
+    const u32 x_rows = work.launch.x_rows, sets = work.launch.sets, place = place_of(number, sets),
+              lane = threadIdx.x % LANES, first = threadIdx.x / LANES * LANE_X_ROWS;
     const Range at = work.range(last_item(work));
     // The previous launch may have written the bias.
     wait_for_launch_before();

@@ -1,24 +1,24 @@
-// How blocks share products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh), the
+// How blocks share products of 17 to 64 rows of x with tiles as stored (linear_tile_64.cuh), the
 // layout of their shared memory, and how tiles and x get there.
 #pragma once
-#include "linear_tile.cuh"
-#include "linear_wide.cuh"
+#include "linear_tile_16.cuh"
+#include "linear_fast_128.cuh"
 
 namespace df11::linear {
 // Warps that decode, in two sets, and warps that multiply.
 constexpr u32 DECODERS = 16, SET_WARPS = 8, SETS = DECODERS / SET_WARPS, MULTIPLIERS = 4;
-constexpr u32 DECODED_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
+constexpr u32 TILE64_THREADS = (DECODERS + TILE_HELPERS + MULTIPLIERS) * LANES;
 // An atom: a warp's part of a stage, eight rows of 64 columns, in wgmma's order. SET_ATOMS bytes
 // hold a set's.
 constexpr u32 ATOM_COLUMNS = 64, ATOM_BYTES = BAND_ROWS * ATOM_COLUMNS * 2,
               SET_ATOMS = SET_WARPS * ATOM_BYTES;
-constexpr u32 TILE_ATOMS = TILE_COLUMNS / ATOM_COLUMNS, MOST_DECODED = 4;
+constexpr u32 TILE_ATOMS = TILE_COLUMNS / ATOM_COLUMNS, TILE64_STAGES = 4;
 // Atoms side by side in a stage, with up to n rows of x; bytes of a set's stage.
 __host__ __device__ constexpr u32 stage_atoms(u32 n) { return n == 64 ? 1 : 2; }
-__host__ __device__ constexpr u32 decoded_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
+__host__ __device__ constexpr u32 tile64_stage(u32 n) { return stage_atoms(n) * SET_ATOMS; }
 // Most rows of x; strips, and tiles of each strip, in a round.
-constexpr u32 DECODED_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
-__host__ __device__ constexpr u32 decoded_class(u32 x_rows) { return x_rows <= 32 ? 32 : 64; }
+constexpr u32 TILE64_ROWS = 64, GROUP_STRIPS = SET_WARPS, ROUND_TILES = SETS;
+__host__ __device__ constexpr u32 tile64_class(u32 x_rows) { return x_rows <= 32 ? 32 : 64; }
 // How a matrix is split: its groups, rounds per group, rounds per item, its items.
 struct RoundSplit {
     u32 groups, of_group, of_item, items;
@@ -34,17 +34,17 @@ struct RoundSplit {
         return items + (by_group() ? groups : items);
     }
 };
-__host__ __device__ constexpr u32 decoded_partial_bytes(u32 n) {
+__host__ __device__ constexpr u32 tile64_partial_bytes(u32 n) {
     return GROUP_STRIPS * STRIP_ROWS * n * 4;
 }
 // Bytes of the table and of alignment.
-constexpr u32 DECODED_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
+constexpr u32 TILE64_FIRST_BYTES = u32(sizeof(TileTable)) + 1024;
 // Dynamic shared memory with `stages` stages per set.
-__host__ __device__ constexpr u32 decoded_fixed_bytes(u32 n, u32 stages) {
-    return DECODED_FIRST_BYTES + SETS * (stages * decoded_stage(n) + TILE_ATOMS * n * 128);
+__host__ __device__ constexpr u32 tile64_fixed_bytes(u32 n, u32 stages) {
+    return TILE64_FIRST_BYTES + SETS * (stages * tile64_stage(n) + TILE_ATOMS * n * 128);
 }
-__host__ __device__ constexpr u32 decoded_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
-    return decoded_fixed_bytes(n, stages) +
+__host__ __device__ constexpr u32 tile64_shared_bytes(u32 n, u32 stages, u32 staged_bytes) {
+    return tile64_fixed_bytes(n, stages) +
            DECODERS * TILE_SLOTS * (staged_bytes + SLOT_HEAD + BITS_AFTER);
 }
 
@@ -56,7 +56,7 @@ struct Rounds {
     u32 group, pair;    // group of the matrix, round of the group
 
     // `item`: its number in the launch. False if there is none.
-    __device__ bool find(const LinearLaunch& launch, u32 item) {
+    __device__ bool find(const Tile64Launch& launch, u32 item) {
         places_before = 0;
         for (matrix = 0; matrix < launch.matrix_count; matrix++) {
             const RoundSplit split(launch.matrices[matrix].rows, launch.columns);
@@ -80,10 +80,10 @@ struct Rounds {
 struct BlockRounds : Rounds {
     u32 item;
     bool exists;
-    __device__ explicit BlockRounds(const LinearLaunch& launch) {
+    __device__ explicit BlockRounds(const Tile64Launch& launch) {
         item = blockIdx.x, exists = find(launch, item);
     }
-    __device__ void advance(const LinearLaunch& launch) {
+    __device__ void advance(const Tile64Launch& launch) {
         next();
         if (round < end) return;
         item += gridDim.x, exists = find(launch, item);
@@ -91,13 +91,13 @@ struct BlockRounds : Rounds {
 };
 
 // Barriers, and the shared addresses of a block's parts.
-struct DecodedShared {
-    u64 stage_full[SETS][MOST_DECODED], stage_empty[SETS][MOST_DECODED];
+struct Tile64Shared {
+    u64 stage_full[SETS][TILE64_STAGES], stage_empty[SETS][TILE64_STAGES];
     u64 x_full[SETS][TILE_ATOMS], x_empty[SETS][TILE_ATOMS];
     u64 slot_full[DECODERS][TILE_SLOTS], slot_empty[DECODERS][TILE_SLOTS];
     u32 piece;
 };
-struct DecodedBlock {
+struct Tile64Block {
     u32 stages, bytes, count;  // set 0's; bytes per stage; stages per set
     u32 xs, stage_full, stage_empty, x_full, x_empty;
     __device__ u32 stage(u32 set, u32 place) const {
@@ -115,10 +115,10 @@ struct RingPlace {
 constexpr u32 TICKET_TABLE = 8, TICKET_NO_ROWS = 16, TICKET_NO_COLUMNS = 32;
 
 // Makes the ticket of a warp's tile in a round, with `flags` added.
-__device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Rounds& at, u32 warp,
+__device__ __forceinline__ Ticket ticket_of(const Tile64Launch& launch, const Rounds& at, u32 warp,
                                             u32 flags) {
     Ticket t = {};
-    const LinearMatrix& m = launch.matrices[at.matrix];
+    const ProductMatrix& m = launch.matrices[at.matrix];
     t.matrix = at.matrix, t.strip = at.group * GROUP_STRIPS + warp % SET_WARPS,
     t.tile = at.pair * ROUND_TILES + warp / SET_WARPS, t.flags = flags;
     if (t.tile * TILE_COLUMNS >= launch.columns) {
@@ -134,14 +134,15 @@ __device__ __forceinline__ Ticket ticket_of(const LinearLaunch& launch, const Ro
     return t;
 }
 constexpr u32 TICKET_NONE = TICKET_NO_ROWS | TICKET_NO_COLUMNS;
-__device__ __forceinline__ Record record_of(const LinearLaunch& launch, const Ticket& t, u32 lane) {
+__device__ __forceinline__ Record record_of(const Tile64Launch& launch, const Ticket& t, u32 lane) {
     if (t.flags & TICKET_NONE) return {};
     return load_record(record_of(launch.matrices[t.matrix], t.strip, t.tile), lane);
 }
 // Brings a tile to a slot, or the message that there is none.
-__device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock& block,
-                                             const Ticket& ticket, const Record& record, u32 place,
-                                             u32 lane, u32& problems) {
+__device__ __forceinline__ void bring_ticket(const Shared<Tile64Launch>& work,
+                                             const TileBlock& block, const Ticket& ticket,
+                                             const Record& record, u32 place, u32 lane,
+                                             u32& problems) {
     const u32 slot = block.slot(place), full = block.slot_full + place * 8;
     if (!(ticket.flags & TICKET_NONE))
         return bring_tile(work, block, ticket, record, place, lane, problems);
@@ -154,9 +155,9 @@ __device__ __forceinline__ void bring_ticket(const Shared& work, const TileBlock
 
 // Requests the tiles of a third of the decoding warps, round after round. Decoding warps request
 // those of the first round themselves.
-__device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock& block,
-                                             u32 bringer, u32 lane) {
-    const LinearLaunch& launch = work.launch;
+__device__ __forceinline__ void bring_rounds(const Shared<Tile64Launch>& work,
+                                             const TileBlock& block, u32 bringer, u32 lane) {
+    const Tile64Launch& launch = work.launch;
     BlockRounds at(launch);
     u32 problems = 0, warp = bringer, turn = 0, matrix = at.matrix;
     if (at.exists) at.advance(launch), turn++;
@@ -188,7 +189,7 @@ __device__ __forceinline__ void bring_rounds(const Shared& work, const TileBlock
 
 // Copies 64 columns of x, with rows in the order of the 128-byte swizzle (linear_wgmma.cuh). One
 // warp copies four rows at once.
-__device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_column, u32 to,
+__device__ __forceinline__ void copy_x(const Tile64Launch& launch, u32 first_column, u32 to,
                                        u32 lane) {
     const u32 rows = launch.x_rows;
     if ((reinterpret_cast<u64>(launch.x) | launch.x_pitch * 2) % 16 ||
@@ -207,7 +208,7 @@ __device__ __forceinline__ void copy_x(const LinearLaunch& launch, u32 first_col
 
 constexpr u32 X_ARRIVALS = LANES + 1;
 template <u32 N>
-__device__ __forceinline__ void bring_x(const LinearLaunch& launch, const DecodedBlock& block,
+__device__ __forceinline__ void bring_x(const Tile64Launch& launch, const Tile64Block& block,
                                         u32 lane) {
     wait_for_launch_before();
     u32 turns[SETS] = {};

@@ -1,4 +1,4 @@
-// Sums of products of 17 to 64 rows of x with tiles as stored (linear_tile_wide.cuh). A group's
+// Sums of products of 17 to 64 rows of x with tiles as stored (linear_tile_64.cuh). A group's
 // sums go to y, or, if several items have its rounds, to memory, where they meet.
 #pragma once
 #include "linear_tile_rounds.cuh"
@@ -24,9 +24,9 @@ struct GroupSums {
     }
     // Rounds the sums of a band by COUNT rows of x, from `first` on, and stores them to y.
     template <u32 COUNT>
-    __device__ static __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group,
+    __device__ static __forceinline__ void store(const Tile64Launch& launch, u32 matrix, u32 group,
                                                  u32 band, u32 first, const float* sums) {
-        const LinearMatrix& m = launch.matrices[matrix];
+        const ProductMatrix& m = launch.matrices[matrix];
         const u32 lane = threadIdx.x % LANES, q = lane % 4, r = lane / 4;
         // The row of the band whose sums the lane has, and the first of the two rows that it
         // stores.
@@ -41,7 +41,7 @@ struct GroupSums {
             for (u32 i = 0; i < COUNT / 8; i++) {
                 float a = sums[4 * i + 2 * half], b = sums[4 * i + 2 * half + 1];
                 if (m.bias) a += bias, b += bias;
-                const u32 pair = WideOutput::transposed(WideOutput::round_two(a, b)),
+                const u32 pair = Fast128Output::transposed(Fast128Output::round_two(a, b)),
                           other = __shfl_xor_sync(ALL_LANES, pair, 2),
                           both = q < 2 ? __byte_perm(pair, other, 0x5410)
                                        : __byte_perm(other, pair, 0x7632);
@@ -57,7 +57,7 @@ struct GroupSums {
             }
         }
     }
-    __device__ __forceinline__ void store(const LinearLaunch& launch, u32 matrix, u32 group) const {
+    __device__ __forceinline__ void store(const Tile64Launch& launch, u32 matrix, u32 group) const {
 #pragma unroll
         for (u32 band = 0; band < BANDS; band++) store<N>(launch, matrix, group, band, 0, of[band]);
     }
@@ -76,10 +76,10 @@ struct GroupSums {
     // Adds a piece over the group's items, in order, and stores it. `place`: where an item's sums
     // are.
     template <class Place>
-    __device__ static __forceinline__ void add(const LinearLaunch& launch, const Rounds& at,
+    __device__ static __forceinline__ void add(const Tile64Launch& launch, const Rounds& at,
                                                u32 piece, u32 first_item, u32 last_item,
                                                Place place) {
-        constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = decoded_partial_bytes(N) / 16;
+        constexpr u32 COUNT = PIECE_ROWS / 8, FLOAT4S = tile64_partial_bytes(N) / 16;
         const u32 band = piece % BANDS, part = piece / BANDS;
         const float4* const all = reinterpret_cast<const float4*>(launch.partials) +
                                   (band * (N / 8) + part * COUNT) * MULTIPLIERS * LANES +
@@ -138,15 +138,15 @@ __device__ __forceinline__ u32 meet(u32* word, u32 count, bool has_time) {
 // Finishes the block's part of a group: stores it if it is the whole group, otherwise adds it to
 // other blocks' parts. `has_time`: the block has nothing else to do.
 template <u32 N>
-__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const LinearLaunch& launch,
-                                             const Rounds& at, DecodedShared& common,
+__device__ __forceinline__ void finish_group(GroupSums<N>& sums, const Tile64Launch& launch,
+                                             const Rounds& at, Tile64Shared& common,
                                              bool has_time) {
-    const LinearMatrix& m = launch.matrices[at.matrix];
+    const ProductMatrix& m = launch.matrices[at.matrix];
     const RoundSplit split(m.rows, launch.columns);
     const u32 first = at.group * split.of_group / split.of_item,
               last = ((at.group + 1) * split.of_group - 1) / split.of_item;
     if (first == last) return sums.store(launch, at.matrix, at.group);
-    constexpr u32 FLOATS = decoded_partial_bytes(N) / 4;
+    constexpr u32 FLOATS = tile64_partial_bytes(N) / 4;
     // No other part has this place: of a group's parts only the first is not its item's first one.
     auto place = [&](u32 item) {
         return at.places_before + (split.by_group() ? item + at.group : 2 * item + (item == first));

@@ -1,4 +1,4 @@
-// Work of a warp on the tiles that it decodes (linear_tile.cuh): the place of each lane's bits,
+// Work of a warp on the tiles that it decodes (linear_tile_16.cuh): the place of each lane's bits,
 // weights from bits, products, and their sums.
 #pragma once
 #include "linear_tile_block.cuh"
@@ -204,7 +204,8 @@ __device__ __forceinline__ void load_x_where(uint4& x, u64 from, bool exists) {
 // Tiles that are decoded slowly, with the same bits of y.
 
 // Loads a lane's eight columns of a row of x.
-__device__ __forceinline__ uint4 load_x(const Shared& work, u32 row, u32 column, bool aligned) {
+__device__ __forceinline__ uint4 load_x(const SharedTiles& work, u32 row, u32 column,
+                                        bool aligned) {
     if (row >= work.launch.x_rows) return make_uint4(0, 0, 0, 0);
     const u16* from = work.launch.x + row * work.launch.x_pitch + column;
     if (aligned) return __ldg(reinterpret_cast<const uint4*>(from));
@@ -233,7 +234,8 @@ struct EdgeTile {
     const u32* words;
     u32 count, position;
     LaneBits lane;
-    __device__ __forceinline__ EdgeTile(const Shared& work, const TilePlace& at, u32 bits,
+    template <class Launch>
+    __device__ __forceinline__ EdgeTile(const Shared<Launch>& work, const TilePlace& at, u32 bits,
                                         u32 bits_bytes, u32 of_lane, u32& problems)
         : height(rows_left(work, at)), width(columns_left(work, at)) {
         const LinearMatrix& m = work.launch.matrices[at.matrix];
@@ -269,7 +271,7 @@ struct EdgeTile {
 
 // Multiplies by an EdgeTile. Returns problems.
 template <u32 EIGHTS>
-__device__ __noinline__ u32 multiply_edge(const Shared work, TilePlace at, u32 table, u32 bits,
+__device__ __noinline__ u32 multiply_edge(const SharedTiles work, TilePlace at, u32 table, u32 bits,
                                           u32 bits_bytes, u32 to, bool first, u32 lane) {
     const u32 g = lane / 4, q = lane % 4;
     u32 problems = 0;

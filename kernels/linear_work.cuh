@@ -31,12 +31,11 @@ __device__ inline bool has_aligned_x(const Launch& l) {
 }
 
 // Matrices that share x.
+template <class Launch>
 struct Shared {
-    const LinearLaunch& launch;
+    const Launch& launch;
     __device__ u32 items() const { return launch.items; }
-    __device__ const LinearMatrix& matrix(const Range& at) const {
-        return launch.matrices[at.matrix];
-    }
+    __device__ const auto& matrix(const Range& at) const { return launch.matrices[at.matrix]; }
     __device__ const u16* x(const Range&, u32 row) const { return launch.x + row * launch.x_pitch; }
     __device__ u16* y(const Range& at, u32 row) const {
         return matrix(at).y + row * matrix(at).y_pitch;
@@ -49,7 +48,7 @@ struct Shared {
         while (at.matrix + 1 < launch.matrix_count &&
                launch.matrices[at.matrix + 1].first_item <= item)
             at.matrix++;
-        const LinearMatrix& m = launch.matrices[at.matrix];
+        const ItemMatrix& m = launch.matrices[at.matrix];
         at.strip = item - m.first_item;
         at.slices = 1;
         at.end = steps_of(launch.columns);
@@ -72,6 +71,8 @@ struct Shared {
         return at;
     }
 };
+template <class Launch>
+Shared(const Launch&) -> Shared<Launch>;
 
 // Experts, each with its own rows of x. batches[e], in shared memory: batches of all experts before
 // e, each of up to ROWS places.
@@ -82,8 +83,8 @@ struct Grouped {
     __device__ u32 strips() const { return (launch.rows + STRIP_ROWS - 1) / STRIP_ROWS; }
     __device__ u32 items() const { return batches[launch.experts] * strips(); }
     __device__ LinearMatrix matrix(const Range& at) const {
-        if (launch.matrices) return launch.matrices[at.matrix];
-        LinearMatrix m = launch.whole;
+        LinearMatrix m = launch.matrices ? launch.matrices[at.matrix] : launch.whole;
+        if (launch.matrices) return m;
         const u64 strips = u64(at.matrix) * (launch.rows / STRIP_ROWS);
         m.data += strips * steps_of(m.whole_columns) * STEP_BYTES;
         m.index = static_cast<const FastHead*>(m.index) + strips * tiles_across(m.whole_columns);

@@ -86,7 +86,7 @@ pub mod gpu {
     pub use crate::gpu::{
         device::{seconds_between, timestamp},
         driver::{Visit, capture_of_raw},
-        linear::FastPacker,
+        linear::{BlockShape, BlockWork, FastPacker, Many, Split, Tile2, Tile64Demand, TileDemand},
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
     };

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <cuda_runtime.h>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -265,9 +266,34 @@ static const Timer& timer() {
     static const Timer one;
     return one;
 }
-// Seconds of one run that finds nothing in L2.
+// Something to measure, and the seconds of its rounds.
+struct Contender {
+    std::string name;
+    double bytes;
+    std::function<void(int)> launch;  // launches one of the copies
+    std::vector<double> seconds = {};
+    double median() const { return median_of(seconds); }
+};
+// Measures in interleaved rounds, after some that do not count. `seconds_of`: those of a round of
+// the contender with this number.
 template <class F>
-static double cold_seconds(F run) {
-    empty_l2();
-    return timer().seconds(nullptr, run);
+static void measure_rounds(std::vector<Contender>& all, int rounds, int not_counted, F seconds_of) {
+    for (int round = 0; round < rounds + not_counted; round++)
+        for (size_t i = 0; i < all.size(); i++) {
+            const double seconds = seconds_of(i);
+            if (round >= not_counted) all[i].seconds.push_back(seconds);
+        }
+}
+// The same, each round a launch that finds nothing in L2.
+static void measure_cold(std::vector<Contender>& all, int rounds, int not_counted) {
+    measure_rounds(all, rounds, not_counted, [&](size_t i) {
+        empty_l2();
+        return timer().seconds(nullptr, [&] { all[i].launch(0); });
+    });
+}
+// The modes' arguments that follow `first`, as numbers.
+static std::vector<u32> numbers_after(int first, int argc, char** argv) {
+    std::vector<u32> all;
+    for (int i = first; i < argc; i++) all.push_back(u32(atoi(argv[i])));
+    return all;
 }

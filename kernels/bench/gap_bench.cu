@@ -206,17 +206,14 @@ static int hostile(const std::string& path, int count, u64 seed) {
     return index_missed != 0;
 }
 
-template <class F>
-static double median_seconds(const std::string& what, int repeats, F run) {
-    std::vector<double> times;
-    for (int i = 0; i < repeats + 3; i++) {
-        const double seconds = cold_seconds(run);
-        if (i >= 3) times.push_back(seconds);
-    }
+static double median_seconds(const std::string& what, int repeats,
+                             const std::function<void(int)>& run) {
+    std::vector<Contender> one = {{what, 0, run}};
+    measure_cold(one, repeats, 3);
     fprintf(stderr, "%s, us:", what.c_str());
-    for (double seconds : times) fprintf(stderr, " %.2f", seconds * 1e6);
+    for (double seconds : one[0].seconds) fprintf(stderr, " %.2f", seconds * 1e6);
     fprintf(stderr, "\n");
-    return median_of(times);
+    return one[0].median();
 }
 
 static int bench(const std::string& folder, int repeats, int pairs, char** numbers) {
@@ -224,7 +221,7 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
     u8* const original = upload(weights);
     u16* const output = allocate<u16>(weights.size() / 2 + 2048);
     const double copy =
-        2 * weights.size() / median_seconds("copy", repeats, [&] {
+        2 * weights.size() / median_seconds("copy", repeats, [&](int) {
             CUDA(cudaMemcpyAsync(output, original, weights.size(), cudaMemcpyDeviceToDevice));
         });
     printf("copy %.0f GB/s, table %u bits, groups of %u", copy / 1e9, TABLE_BITS,
@@ -251,7 +248,7 @@ static int bench(const std::string& folder, int repeats, int pairs, char** numbe
         u32 status = launch.result();
         u64 wrong = differences(output, (const u16*)original, weights.size() / 2);
         std::string what = "T " + std::to_string(t) + " B " + std::to_string(b);
-        double seconds = median_seconds(what, repeats, [&] { launch.start(); });
+        double seconds = median_seconds(what, repeats, [&](int) { launch.start(); });
         double rate = weights.size() / seconds;
         printf(
             "T %2llu B %4llu  %7.1f us  %5.0f GB/s out  %.3f of copy  %.4f bits/weight  status %u  "

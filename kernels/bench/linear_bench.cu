@@ -22,8 +22,8 @@
 //   linear_bench crossover ROUNDS [X_ROWS ...]    from how many rows of x on decoding first is
 //                                                 faster
 // Environment, for the fast layout and 17 or more rows of x: SPLITS=N splits all columns in N; for
-// 129 or more, WAY=192x2 takes bands of 192 rows and groups of two strips where it can (192x4,
-// 256x2, 256x4 too), WAY=wide takes the kernels of up to 128 rows.
+// 129 or more, WAY=192x2 takes bands of 192 rows and whole groups of two strips (192x4, 256x2 and
+// 256x4 too).
 #include <cmath>
 
 #include "../linear.cu"
@@ -36,27 +36,24 @@ using namespace linear;
 #include "linear_times.hpp"
 
 // Rows of x that a launch multiplies at most (src/gpu/linear/many.rs).
-static constexpr u32 MANY_ROWS = 12 * LARGE_ROWS;
+static constexpr u32 MANY_ROWS = 12 * FAST256_ROWS;
 
 // --- other depths and clusters
 
 // Eights, stages, blocks per cluster.
 #define BULK(EIGHTS, STAGES, CLUSTER)                                                       \
     __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(LINEAR_THREADS, 1)    \
-        bulk_##EIGHTS##_##STAGES##_##CLUSTER(const __grid_constant__ LinearLaunch launch) { \
+        bulk_##EIGHTS##_##STAGES##_##CLUSTER(const __grid_constant__ Fast16Launch launch) { \
         linear_bulk<EIGHTS, CLUSTER>(Shared{launch});                                       \
     }
 #define BULKS(X) X(1, 4, 1) X(1, 3, 2) X(1, 6, 2) X(2, 4, 1)
 BULKS(BULK)
 
 static std::vector<Variant> variants() {
-#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                     \
-    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER, \
-     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER,       \
-     EIGHTS,                                                  \
-     STAGES,                                                  \
-     true,                                                    \
-     false},
+#define BULK_ROW(EIGHTS, STAGES, CLUSTER)                       \
+    {#EIGHTS " eights, " #STAGES " stages, 16 x 1 " #CLUSTER,   \
+     (const void*)bulk_##EIGHTS##_##STAGES##_##CLUSTER, EIGHTS, \
+     BULK_FIRST_BYTES + STAGES * stage_bytes(EIGHTS), false},
     std::vector<Variant> all;
     const std::vector<Variant> bulks = {BULKS(BULK_ROW)};
     for (bool begins_early : {false, true})
@@ -121,9 +118,9 @@ static bool check_one(const Context& c, u32 rows, u32 columns, int mode, u32 x_r
         *yb = allocate<u16>(outputs), *bias = make_weights(1, rows, seed + 99, 0);
     auto run = [&](u16* to, const u16* from, u64 pitch, u32 count, const u16* b) {
         CUDA(cudaMemset(to, 0xA5, x_rows * y_pitch * 2));
-        LinearLaunch l = c.launch(from, pitch, count, columns);
+        Product l = c.product(from, pitch, count, columns);
         add_matrix(l, f, to, y_pitch, b);
-        launch_form<Form>(l, staged_of(f), early, c.stream);
+        launch_form<Form>(c, l, staged_of(f), early);
         c.wait();
     };
     run(y, x, x_pitch, x_rows, nullptr);
@@ -218,7 +215,7 @@ static bool check_parts(const Context& c, const std::vector<u32>& rows, u32 whol
               y_pitch = all_rows + 8;
     std::vector<u16*> weights, biases;
     u16 *x = make_weights(x_rows, columns, 12, 4), *y = allocate<u16>(u64(x_rows) * y_pitch);
-    LinearLaunch l = c.launch(x, columns, x_rows, columns);
+    Product l = c.product(x, columns, x_rows, columns);
     u32 staged = 0, row = 0;
     for (size_t i = 0; i < rows.size(); row += rows[i++]) {
         weights.push_back(make_weights(rows[i] + first_row, whole_columns, 400 + i, i % 3 * i % 4));
@@ -234,7 +231,7 @@ static bool check_parts(const Context& c, const std::vector<u32>& rows, u32 whol
         const Scope round;
         CUDA(cudaMemset(y, 0xA5, u64(x_rows) * y_pitch * 2));
         forced_strips = strips;
-        launch_form<Form>(l, staged, early, c.stream);
+        launch_form<Form>(c, l, staged, early);
         c.wait();
         forced_strips = row = 0;
         for (size_t i = 0; i < rows.size(); row += rows[i++]) {
@@ -244,9 +241,9 @@ static bool check_parts(const Context& c, const std::vector<u32>& rows, u32 whol
                               weights[i] + u64(first_row) * whole_columns + first_column,
                               whole_columns * 2, columns * 2, rows[i], cudaMemcpyDeviceToDevice));
             const Form form = form_of<Form>(own, rows[i], columns);
-            LinearLaunch one = c.launch(x, columns, x_rows, columns);
+            Product one = c.product(x, columns, x_rows, columns);
             add_matrix(one, form, alone, rows[i], biases[i]);
-            launch_form<Form>(one, staged_of(form), early, c.stream);
+            launch_form<Form>(c, one, staged_of(form), early);
             c.wait();
             bool same = true;
             for (u64 k = 0; k < x_rows; k++)
@@ -359,14 +356,14 @@ static bool check_wide(const Context& c) {
             good &= check_parts<Fast>(c, {320, 64, 160}, 4096, 256, 1024, x_rows);
     return good;
 }
-static const std::vector<u32> FEW_X_ROWS = {1, 3, 8, 9, 16};
+static const std::vector<u32> UP_TO_16 = {1, 3, 8, 9, 16};
 static bool check_fast(const Context& c) {
     bool good = true;
     const std::vector<Shape> shapes = {{4096, 4096}, {32, 256},   {1, 8},     {5, 7},
                                        {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
                                        {768, 2048},  {64, 14336}, {31, 33},   {1000, 5120}};
     u32 seed = 1;
-    good &= check_each<Fast>(c, shapes, FEW_X_ROWS, {1, 0}, seed);
+    good &= check_each<Fast>(c, shapes, UP_TO_16, {1, 0}, seed);
     good &= check_modes<Fast>(c, {512, 2048}, {1, 16}, {1, 3, 5, 7}, seed);
     good &= check_each<Fast>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Fast>(c, {{6144, 4096}}, {16}, {0}, seed);
@@ -399,7 +396,7 @@ static bool check_stored(const Context& c) {
                                        {33, 264},    {100, 1000}, {257, 384}, {1024, 4096},
                                        {768, 2048},  {64, 14336}, {31, 40},   {1000, 5120}};
     u32 seed = 1;
-    good &= check_each<Tiles>(c, shapes, FEW_X_ROWS, {0, 1, 3}, seed);
+    good &= check_each<Tiles>(c, shapes, UP_TO_16, {0, 1, 3}, seed);
     good &= check_modes<Tiles>(c, {512, 2048}, {1, 16}, {1, 3, 5, 7}, seed);
     good &= check_each<Tiles>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Tiles>(c, {{6144, 4096}}, {16}, {0}, seed);
@@ -413,8 +410,8 @@ static bool check_stored(const Context& c) {
     good &= check_each<Tiles>(c, {{256, 2048}}, {1, 9, ring ? 8u : 40u}, {0}, seed);
     small_stages = false;
     // Many items and matrices per block.
-    for (u32 blocks : {0u, 1u, 5u}) few_blocks = blocks, good &= check_parts_of_tiles(c);
-    few_blocks = 0;
+    for (u32 blocks : {0u, 1u, 5u}) forced_blocks = blocks, good &= check_parts_of_tiles(c);
+    forced_blocks = 0;
     good &= check_gather<Tiles>(c, 1000, 4096, 0);
     good &= check_gather<Tiles>(c, 77, 1000, 3);
     good &= check_gather<Tiles>(c, 77, 248, 2);
@@ -469,18 +466,18 @@ static int hostile(const Context& c, int count, u64 seed) {
         const Scope scope;
         const auto [rows, columns] = shapes[i % 4];
         const u32 most = ring    ? LINEAR_ROWS
-                         : !fast ? DECODED_ROWS
-                                 : LARGE_ROWS * (i % 8 ? 1 : 3),
+                         : !fast ? TILE64_ROWS
+                                 : FAST256_ROWS * (i % 8 ? 1 : 3),
                   x_rows = 1 + random() % most, matrices = 1 + random() % 6;
         Form f =
             form_of<Form>(make_weights(rows, columns, random(), i % (fast ? 3 : 2)), rows, columns);
         flip_arrays(f, random);
         const u16* x = make_weights(x_rows, columns, 3, 4);
         u16 *y = allocate<u16>(u64(x_rows) * rows * matrices), *out = allocate<u16>(8 * columns);
-        LinearLaunch l = c.launch(x, columns, x_rows, columns);
+        Product l = c.product(x, columns, x_rows, columns);
         for (u32 k = 0; k < matrices; k++) add_matrix(l, f, y + u64(k) * x_rows * rows, rows);
-        few_blocks = random() % 2 ? 1 + random() % 3 : 0, small_stages = random() % 2;
-        launch_form<Form>(l, staged_of(f), early, c.stream);
+        forced_blocks = random() % 2 ? 1 + random() % 3 : 0, small_stages = random() % 2;
+        launch_form<Form>(c, l, staged_of(f), early);
         read_otherwise(c, f, x, x_rows, random);
         const u32* index = upload(std::vector<u32>{0, 1, 2, u32(random()), 0, rows - 1, 2, 4});
         gather(c, f, index, 8, 0, out, columns);
@@ -499,7 +496,7 @@ static void bench_fast(const Context& c, int rounds, const std::vector<u32>& bat
         std::vector<Way<Fast>> ways;
         auto add = [&](const Variant& v) {
             ways.push_back({v.name, [=](const Copies<Fast>& m, int k) {
-                                launch_fast(v, m.launch(k, x_rows), m.c.stream);
+                                launch_fast(m.c, v, m.product(k, x_rows));
                             }});
         };
         if (x_rows > LINEAR_ROWS) {
@@ -541,10 +538,10 @@ static int profile(const Context& c, Shape shape, u32 x_rows, bool begins_early)
     const Form f =
         form_of<Form>(make_weights(shape.rows, shape.columns, 3, 0), shape.rows, shape.columns);
     const u16* x = make_weights(x_rows, shape.columns, 9, 4);
-    LinearLaunch l = c.launch(x, shape.columns, x_rows, shape.columns);
+    Product l = c.product(x, shape.columns, x_rows, shape.columns);
     add_matrix(l, f, allocate<u16>(u64(x_rows) * shape.rows), shape.rows);
     for (int i = 0; i < 3; i++) {
-        launch_form<Form>(l, staged_of(f), begins_early, c.stream);
+        launch_form<Form>(c, l, staged_of(f), begins_early);
         c.wait();
     }
     return 0;
@@ -554,7 +551,7 @@ static int profile(const Context& c, Shape shape, u32 x_rows, bool begins_early)
 static int stored(const Context& c, const std::string& mode, int number, int argc, char** argv) {
     if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
     if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
-    if (const char* tables = getenv("TABLES")) most_tables = atoi(tables);
+    if (const char* tables = getenv("TABLES")) constants().tile.most_tables = atoi(tables);
     if (mode == "profile") return profile<Tiles>(c, {28672, 4096}, number, false);
     if (mode == "check") return check(c, check_stored);
     if (mode == "hostile") return hostile<Tiles>(c, number, strtoull(argv[3], nullptr, 10));
@@ -570,8 +567,7 @@ static int stored(const Context& c, const std::string& mode, int number, int arg
 }
 // Runs a mode for the fast layout.
 static int fast(const Context& c, const std::string& mode, int number, int argc, char** argv) {
-    std::vector<u32> rows;  // rows of x
-    for (int i = 3; i < argc; i++) rows.push_back(u32(atoi(argv[i])));
+    std::vector<u32> rows = numbers_after(3, argc, argv);  // of x
     if (mode == "check")
         return check(c, argc > 2 && !strcmp(argv[2], "wide") ? check_wide : check_fast);
     if (mode == "hostile") return hostile<Fast>(c, number, strtoull(argv[3], nullptr, 10));
@@ -587,8 +583,7 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
     if (mode == "one") return profile<Fast>(c, {u32(number), rows[0]}, rows[1], early);
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
     if (mode == "sums") return sums<Fast>(c, number, rows), 0;
-    if (mode == "crossover")
-        return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
+    if (mode == "crossover") return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
     return 2;
 }
 int main(int argc, char** argv) {
@@ -596,10 +591,12 @@ int main(int argc, char** argv) {
     cudaDeviceProp properties;
     CUDA(cudaGetDeviceProperties(&properties, 0));
     printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
-    if (const char* kernels = load_kernels(argc, argv, "df11_linear_fast_8"))
-        ring = strstr(kernels, ".ptx");
+    load_kernels(argc, argv, "df11_linear_fast_8");
+    ring = !constants().early;
     tables_of_file = false;
     if (const char* splits = getenv("SPLITS")) forced_splits = atoi(splits);
+    if (const char* way = getenv("WAY"))
+        if (sscanf(way, "%ux%u", &forced_rows, &forced_group) != 2) return 2;
     auto modes = fast;
     if (argc > 1 && !strcmp(argv[1], "stored")) argc--, argv++, modes = stored;
     const int answer =

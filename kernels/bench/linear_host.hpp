@@ -1,5 +1,5 @@
 // Host side of linear_bench.cu: the fast layout, launches of all kernels, references. Included
-// after the kernels and tiles.hpp.
+// after the kernels and tiles.hpp. src/gpu/linear plans launches: examples/linear_plan.rs.
 #pragma once
 #include <cublasLt.h>
 #include <cudaTypedefs.h>
@@ -7,13 +7,63 @@
 static const size_t LT_ROOM = 64 << 20;
 // Whether the kernels are those of the PTX; whether launches begin early.
 static bool ring = false, early = true;
-// For checks. Strips per block for 17 or more rows of x, and splits of the columns (0: the
-// fastest); blocks per launch by tiles up to 16 rows of x (0: one per multiprocessor); whether
-// slots hold fewer bytes than tiles have.
-static u32 forced_strips = 0, forced_splits = 0, few_blocks = 0;
+// Strips per block for 17 or more rows of x, and splits of the columns (0: the fastest); for 129
+// or more, rows of x per band and strips per group (0: the fastest); blocks per launch by tiles up
+// to 16 rows of x (0: one per multiprocessor); whether slots hold fewer bytes than tiles have.
+static u32 forced_strips = 0, forced_splits = 0, forced_rows = 0, forced_group = 0,
+           forced_blocks = 0;
 static bool small_stages = false;
-// Most tables of a launch of several matrices.
-static u32 most_tables = MOST_TABLES;
+
+// --- the planner
+
+struct ManyProduct {
+    u32 rows[LINEAR_MATRICES], splits[LINEAR_MATRICES], matrices, columns, x_rows, processors;
+};
+struct Many {
+    u8 splits[LINEAR_MATRICES];
+    u64 n, band_rows, blocks, cluster, strips, share_stages, time;  // n: most rows of x per band
+};
+struct ItemsPlan {
+    u32 whole_strips, slices, items, partials;
+};
+struct TileProduct {
+    u32 x_rows, columns, staged, room;
+};
+struct TileWork {
+    u32 items, matrices;
+};
+struct TilePlan {
+    u32 is_tile_2, warps, tables, sets, shared, slot_bytes;
+};
+struct Tile64Plan {
+    u32 stages, shared;
+};
+extern "C" {
+Many df11_plan_many(ManyProduct);
+ItemsPlan df11_plan_items(u32 rows, u32 columns);
+TilePlan df11_plan_tile(linear::Constants::TileDemand, linear::Constants::Tile2, TileWork,
+                        TileProduct);
+Tile64Plan df11_plan_tile_64(linear::Constants::Tile64Demand, TileProduct);
+}
+// Constants of the kernels that are launched.
+static linear::Constants& constants() {
+    static linear::Constants* all = nullptr;
+    if (!all) {
+        void* from;
+        size_t bytes = sizeof *all;
+        if (library)
+            CUDA(cudaLibraryGetGlobal(&from, &bytes, library, "df11_linear_constants"));
+        else
+            CUDA(cudaGetSymbolAddress(&from, df11_linear_constants));
+        if (bytes != sizeof *all) printf("kernels with other constants\n"), exit(3);
+        all = new linear::Constants;
+        CUDA(cudaMemcpy(all, from, bytes, cudaMemcpyDeviceToHost));
+    }
+    return *all;
+}
+
+// Matrices and their products, without how blocks share them.
+using Product = LinearLaunch<ProductMatrix>;
 
 struct Context {
     static constexpr u64 COUNTERS = 1 << 16;
@@ -37,11 +87,10 @@ struct Context {
         const std::vector<u32> all = from_device(counters, COUNTERS);
         return std::all_of(all.begin(), all.end(), [](u32 n) { return n == 0; });
     }
-    LinearLaunch launch(const u16* x, u64 pitch, u32 x_rows, u32 columns) const {
-        LinearLaunch l = {};
-        l.x = x, l.x_pitch = pitch, l.x_rows = x_rows, l.columns = columns, l.counters = counters;
-        l.partials = partials, l.status = status;
-        return l;
+    Product product(const u16* x, u64 pitch, u32 x_rows, u32 columns) const {
+        Product p = {};
+        p.x = x, p.x_pitch = pitch, p.x_rows = x_rows, p.columns = columns, p.status = status;
+        return p;
     }
 };
 
@@ -145,8 +194,8 @@ static LinearMatrix part_of(const Fast& f, Part p) {
     const u64 strip = p.first_row / 32;
     m.data = f.data + (strip * steps_of(f.columns) + p.first_column / STEP_COLUMNS) * STEP_BYTES,
     m.index = f.heads + strip * tiles_across(f.columns) + p.first_column / 256, m.rest = f.entries,
-    m.patches = f.patches + strip * patch_bytes(f.columns),
-    m.rest_count = f.count, m.whole_columns = f.columns, m.first_column = p.first_column;
+    m.patches = f.patches + strip * patch_bytes(f.columns), m.rest_count = f.count,
+    m.whole_columns = f.columns, m.first_column = p.first_column;
     return m;
 }
 static LinearMatrix part_of(const Tiles& t, Part p) {
@@ -162,25 +211,40 @@ static Part all_of(const Form& f) {
     return {0, f.rows, 0, f.columns};
 }
 template <class Form>
-static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch, const u16* bias,
-                       Part f) {
-    LinearMatrix& m = l.matrices[l.matrix_count];
-    m = part_of(form, f);
-    m.bias = bias, m.y = y, m.y_pitch = y_pitch;
-    const LinearSplit split = linear_split(f.rows, f.columns);
-    m.rows = f.rows, m.whole_strips = split.whole_strips, m.slices = split.slices,
-    m.first_item = l.items;
-    if (l.matrix_count) {
-        const LinearMatrix& last = l.matrices[l.matrix_count - 1];
-        m.first_strip = last.first_strip + (last.rows + 31) / 32;
-        m.first_partial = last.first_partial + linear_split(last.rows, f.columns).partials();
-    }
-    l.items += split.items(), l.matrix_count++;
+static void add_matrix(Product& p, const Form& form, u16* y, u64 y_pitch, const u16* bias, Part f) {
+    ProductMatrix& m = p.matrices[p.matrix_count++];
+    static_cast<LinearMatrix&>(m) = part_of(form, f);
+    m.y = y, m.y_pitch = y_pitch, m.bias = bias, m.rows = f.rows;
 }
 template <class Form>
-static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
+static void add_matrix(Product& p, const Form& form, u16* y, u64 y_pitch,
                        const u16* bias = nullptr) {
-    add_matrix(l, form, y, y_pitch, bias, all_of(form));
+    add_matrix(p, form, y, y_pitch, bias, all_of(form));
+}
+// A kernel's argument, without what its family alone reads.
+template <class Launch>
+static Launch argument_of(const Product& p) {
+    Launch l = {};
+    l.x = p.x, l.x_pitch = p.x_pitch, l.x_rows = p.x_rows, l.columns = p.columns;
+    l.matrix_count = p.matrix_count, l.status = p.status;
+    for (u32 i = 0; i < p.matrix_count; i++)
+        static_cast<ProductMatrix&>(l.matrices[i]) = p.matrices[i];
+    return l;
+}
+// The same with items, for up to 16 rows of x.
+template <class Launch>
+static Launch items_of(const Context& c, const Product& p) {
+    Launch l = argument_of<Launch>(p);
+    l.counters = c.counters, l.partials = c.partials;
+    u32 strips = 0, partials = 0;
+    for (u32 i = 0; i < p.matrix_count; i++) {
+        ItemMatrix& m = l.matrices[i];
+        const ItemsPlan plan = df11_plan_items(m.rows, p.columns);
+        m.whole_strips = plan.whole_strips, m.slices = plan.slices;
+        m.first_item = l.items, m.first_strip = strips, m.first_partial = partials;
+        l.items += plan.items, strips += strips_of(m.rows), partials += plan.partials;
+    }
+    return l;
 }
 
 // --- launches by the fast layout
@@ -188,32 +252,30 @@ static void add_matrix(LinearLaunch& l, const Form& form, u16* y, u64 y_pitch,
 struct Variant {
     std::string name;
     const void* kernel;
-    u32 eights, depth;
-    bool bulk, early;  // early: begins while the previous launch ends
+    u32 eights, shared;
+    bool early;  // begins while the previous launch ends
 };
 static Variant standard(u32 x_rows) {
     const bool few = x_rows <= 8;
     return {few ? "df11_linear_fast_8" : "df11_linear_fast_16",
-            few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16),
-            (x_rows + 7) / 8,
-            ring ? LINEAR_DEPTH : LINEAR_STAGES,
-            !ring,
-            !ring && early};
+            few ? KERNEL(df11_linear_fast_8) : KERNEL(df11_linear_fast_16), (x_rows + 7) / 8,
+            constants().fast_bytes[!few], !ring && early};
 }
-static void launch_fast(const Variant& v, const LinearLaunch& l, cudaStream_t stream) {
-    const u32 shared =
-        v.bulk ? BULK_FIRST_BYTES + v.depth * stage_bytes(v.eights) : linear_shared_bytes(v.eights);
-    const u32 threads = (LINEAR_WARPS + 2 * v.bulk) * LANES;
-    CUDA(cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)));
+static void launch_fast(const Context& c, const Variant& v, const Product& p) {
+    const Fast16Launch l = items_of<Fast16Launch>(c, p);
+    const u32 threads = constants().threads;
+    CUDA(
+        cudaFuncSetAttribute(v.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(v.shared)));
     int blocks = 0;
-    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, shared));
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, v.kernel, threads, v.shared));
     if (!blocks) printf("%s does not fit\n", v.name.c_str()), exit(1);
     const u32 good = std::min<u32>(l.items, blocks * sm_count()) / LINEAR_GROUP * LINEAR_GROUP;
-    launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, shared, l, stream, v.early);
+    launch_kernel(v.kernel, std::max(good, LINEAR_GROUP), threads, v.shared, l, c.stream, v.early);
 }
 
 // Makes the map of x, if there can be one.
-static void map_x(LinearLaunch& l, u32 band_rows) {
+template <class Launch>
+static void map_x(Launch& l, u32 box_rows) {
     l.x_mapped = (reinterpret_cast<u64>(l.x) | l.x_pitch * 2) % 16 == 0;
     if (!l.x_mapped) return;
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
@@ -224,7 +286,7 @@ static void map_x(LinearLaunch& l, u32 band_rows) {
                                               cudaEnableDefault, &found));
     }
     const cuuint64_t sizes[] = {l.columns, l.x_rows}, pitch = l.x_pitch * 2;
-    const cuuint32_t box[] = {WIDE_COLUMNS, band_rows}, every[] = {1, 1};
+    const cuuint32_t box[] = {FAST128_COLUMNS, box_rows}, every[] = {1, 1};
     const auto done =
         encode(reinterpret_cast<CUtensorMap*>(&l.x_map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                const_cast<u16*>(l.x), sizes, &pitch, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -233,143 +295,101 @@ static void map_x(LinearLaunch& l, u32 band_rows) {
     if (done != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(done)), exit(3);
 }
 
-// For 17 or more rows of x: how blocks share strips and columns, as src/gpu/linear/many.rs decides.
-struct Many {
-    u32 n, strips, cluster, share_stages;  // n: most rows of x per band; strips: per block or group
-    u64 blocks, time;                      // nanoseconds
-};
-static Many many_of(const LinearLaunch& l, u32 processors) {
-    static const u32 AT_ONCE[] = {132, 66, 39, 30, 22, 17, 15, 15};
-    static const u32 CLASSES[] = {32, 64, 128}, LEAST[] = {110, 110, 120}, EACH[] = {53, 64, 84};
-    const u32 group = wide_stage_count(l.columns);
-    u32 most = 1;
-    for (u32 i = 0; i < l.matrix_count; i++) most = std::max<u32>(most, l.splits[i]);
-    Many best = {0, 0, 0, 0, 0, ~0ull};
-    auto take = [&](Many m) {
-        if (m.time < best.time) best = m;
-    };
-    for (u32 c = 0; c < 3; c++)
-        for (u32 cluster = most; cluster <= WIDE_SPLITS; cluster++)
-            for (u32 strips = 2; strips <= WIDE_STRIPS; strips += 2) {
-                if (forced_strips && strips != 2) continue;
-                const u32 own = forced_strips ? forced_strips : strips;
-                u64 clusters = 0, block = 0;
-                for (u32 i = 0; i < l.matrix_count; i++) {
-                    const u32 splits = l.splits[i];
-                    clusters += wide_items(strips_of(l.matrices[i].rows), splits, own, cluster);
-                    block = std::max<u64>(block, u64(split_stages(l.columns, splits)) *
-                                                         (LEAST[c] + EACH[c] * own) +
-                                                     (splits > 1 ? 5500 : 4000));
-                }
-                clusters *= wide_bands(l.x_rows, CLASSES[c]);
-                const u64 once = std::max(AT_ONCE[cluster - 1] * processors / 132, 1u);
-                take({CLASSES[c], own, cluster, 0, clusters * cluster,
-                      (clusters + once - 1) / once * block});
-            }
-    static const char* const way = getenv("WAY");  // "256x2": only this one
-    for (u32 strips : {HALF_STRIPS, LARGE_STRIPS})
-        for (u32 n : {192u, 256u}) {
-            if (l.x_rows <= WIDE_ROWS || forced_strips) break;
-            u32 groups = 0;
-            for (u32 i = 0; i < l.matrix_count; i++)
-                groups += large_groups(l.matrices[i].rows, strips);
-            const u32 bands = wide_bands(l.x_rows, n), all = groups * group,
-                      teams = std::max(processors / bands, 1u),
-                      stage = strips == HALF_STRIPS ? (n == 192 ? 340 : 440) : n == 192 ? 600 : 720,
-                      even = std::max((all + teams - 1) / teams, group),
-                      whole = (even + group - 1) / group * group;
-            const bool cuts = u64(even) * stage + 15000 < u64(whole) * stage;
-            const u32 share = cuts ? even : whole;
-            const bool paired = !cuts && all % (2 * share) == 0 &&
-                                wide_band_rows(l.x_rows, n) % 16 == 0;
-            Many m = {n, strips, paired ? 2u : 1u, share, u64(all + share - 1) / share * bands,
-                      u64(share) * stage + 4000 + (cuts ? 15000 : 0)};
-            if (way && std::to_string(n) + "x" + std::to_string(strips) == way) m.time = 0;
-            if (!way || !m.time) take(m);
-        }
-    return best;
-}
-static void launch_wide(LinearLaunch l, bool begins_early, cudaStream_t stream) {
-    // Forced strips change the time of a launch, and no splits.
-    const u32 strips = std::exchange(forced_strips, 0);
-    for (u32 i = 0; i < l.matrix_count; i++) {
-        LinearLaunch one = l;
-        one.matrix_count = 1, one.matrices[0] = l.matrices[i];
-        u64 least = ~0ull;
-        for (u32 splits = 1; splits <= 4; splits++) {
-            one.splits[0] = u8(splits);
-            const u32 stages = split_stages(l.columns, splits);
-            if ((splits - 1) * stages >= wide_stage_count(l.columns)) continue;
-            const u64 time = many_of(one, 132).time;
-            if (time < least) least = time, l.splits[i] = u8(splits);
-        }
-        if (forced_splits) l.splits[i] = u8(forced_splits);
+// The plan for 17 or more rows of x.
+static Many many_of(const Product& p) {
+    ManyProduct product = {{}, {}, p.matrix_count, p.columns, p.x_rows, sm_count()};
+    for (u32 i = 0; i < p.matrix_count; i++)
+        product.rows[i] = p.matrices[i].rows, product.splits[i] = forced_splits;
+    Many many = df11_plan_many(product);
+    // The same splits with other blocks.
+    if (forced_rows && p.x_rows > FAST128_ROWS && !forced_strips) {
+        const u32 bands = fast128_bands(p.x_rows, forced_rows),
+                  group = fast128_stage_count(p.columns);
+        u32 groups = 0;
+        for (u32 i = 0; i < p.matrix_count; i++)
+            groups += fast256_groups(p.matrices[i].rows, forced_group);
+        const u32 teams = std::max(sm_count() / bands, 1u), each = (groups + teams - 1) / teams;
+        many.n = forced_rows, many.strips = forced_group, many.cluster = 1;
+        many.share_stages = each * group, many.blocks = (groups + each - 1) / each * bands;
     }
-    forced_strips = strips;
-    const Many many = many_of(l, sm_count());
-    map_x(l, wide_band_rows(l.x_rows, many.n) / (many.share_stages ? many.cluster : 1));
-    l.wide_strips = many.strips, l.share_stages = many.share_stages;
-    const void* kernel = many.n == 32    ? KERNEL(df11_linear_fast_32)
-                         : many.n == 64  ? KERNEL(df11_linear_fast_64)
-                         : many.n == 128 ? KERNEL(df11_linear_fast_128)
-                         : many.strips == HALF_STRIPS
-                             ? many.n == 192 ? KERNEL(df11_linear_half_192)
-                                             : KERNEL(df11_linear_half_256)
-                         : many.n == 192 ? KERNEL(df11_linear_fast_192)
-                                         : KERNEL(df11_linear_fast_256);
-    launch_kernel(kernel, u32(many.blocks),
-                  many.n > 128 ? threads_of_large(many.strips) : WIDE_THREADS,
-                  WIDE_SHARED_BYTES, l, stream, begins_early, many.cluster);
+    if (!forced_strips) return many;
+    many.n = p.x_rows <= 32 ? 32 : p.x_rows <= 64 ? 64 : 128;
+    many.strips = forced_strips, many.share_stages = 0, many.blocks = 0;
+    many.cluster = *std::max_element(many.splits, many.splits + p.matrix_count);
+    for (u32 i = 0; i < p.matrix_count; i++)
+        many.blocks += fast128_items(strips_of(p.matrices[i].rows), many.splits[i], forced_strips,
+                                     u32(many.cluster));
+    many.blocks *= many.cluster * fast128_bands(p.x_rows, u32(many.n));
+    return many;
 }
-static void launch_product(const LinearLaunch& l, bool begins_early, cudaStream_t stream) {
-    if (l.x_rows > LINEAR_ROWS) return launch_wide(l, begins_early, stream);
-    Variant v = standard(l.x_rows);
+template <class Launch>
+static Launch many_argument(const Product& p, const Many& many, u32 box_rows) {
+    Launch l = argument_of<Launch>(p);
+    for (u32 i = 0; i < p.matrix_count; i++) l.matrices[i].splits = many.splits[i];
+    map_x(l, box_rows);
+    return l;
+}
+static void launch_many(const Context& c, const Product& p, bool begins_early) {
+    const Many many = many_of(p);
+    const u32 n = u32(many.n), band = fast128_band_rows(p.x_rows, n);
+    auto launch = [&](const void* kernel, u32 threads, const auto& l) {
+        launch_kernel(kernel, u32(many.blocks), threads, FAST128_SHARED_BYTES, l, c.stream,
+                      begins_early, u32(many.cluster));
+    };
+    if (!many.share_stages) {
+        auto l = many_argument<Fast128Launch>(p, many, band);
+        l.strips = u32(many.strips);
+        return launch(n == 32   ? KERNEL(df11_linear_fast_32)
+                      : n == 64 ? KERNEL(df11_linear_fast_64)
+                                : KERNEL(df11_linear_fast_128),
+                      FAST128_THREADS, l);
+    }
+    auto l = many_argument<Fast256Launch>(p, many, band / u32(many.cluster));
+    l.counters = c.counters, l.partials = c.partials, l.share_stages = u32(many.share_stages);
+    const bool half = many.strips == HALF_STRIPS;
+    launch(n == 192 ? half ? KERNEL(df11_linear_half_192) : KERNEL(df11_linear_fast_192)
+           : half   ? KERNEL(df11_linear_half_256)
+                    : KERNEL(df11_linear_fast_256),
+           threads_of_fast256(u32(many.strips)), l);
+}
+static void launch_product(const Context& c, const Product& p, bool begins_early) {
+    if (p.x_rows > LINEAR_ROWS) return launch_many(c, p, begins_early);
+    Variant v = standard(p.x_rows);
     v.early &= begins_early;
-    launch_fast(v, l, stream);
+    launch_fast(c, v, p);
 }
 
 // --- launches by tiles as stored, the largest of which has `staged` bytes
 
 // For 17 to 64 rows of x.
-static void launch_decoded(LinearLaunch l, u32 staged, bool begins_early, cudaStream_t stream) {
-    const u32 n = decoded_class(l.x_rows);
-    const void* kernel = n == 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
-    const u32 room = most_shared(kernel) / 16 * 16;
-    // As many stages as fit beside the largest tile.
-    l.tile_sets = MOST_DECODED;
-    while (l.tile_sets > 2 && decoded_shared_bytes(n, l.tile_sets, staged) > room) l.tile_sets--;
+static void launch_tile_64(const Context& c, const Product& p, u32 staged, bool begins_early) {
+    const void* kernel = p.x_rows <= 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
+    const Tile64Plan plan =
+        df11_plan_tile_64(constants().tile_64, {p.x_rows, p.columns, staged, most_shared(kernel)});
+    Tile64Launch l = argument_of<Tile64Launch>(p);
+    l.counters = c.counters, l.partials = c.partials, l.stages = plan.stages;
     u32 items = 0;
     for (u32 i = 0; i < l.matrix_count; i++)
         items += RoundSplit(l.matrices[i].rows, l.columns).items;
-    launch_kernel(kernel, std::min(items, sm_count()), DECODED_THREADS,
-                  std::min(decoded_shared_bytes(n, l.tile_sets, staged), room), l, stream,
+    launch_kernel(kernel, std::min(items, sm_count()), TILE64_THREADS, plan.shared, l, c.stream,
                   begins_early);
 }
-// Launches with `warps` decoding warps, if there is room; `xs`: bytes of x that they share.
-static bool launch_tile(const void* kernel, u32 warps, u32 xs, LinearLaunch l, u32 staged,
-                        bool begins_early, cudaStream_t stream) {
-    const u32 room = most_shared(kernel) / 16 * 16;
-    auto bytes = [&](u32 tables, u32 sets) {
-        return tile_shared_bytes(warps, l.x_rows, staged, tables, sets) + xs;
-    };
-    if (xs && bytes(1, 1) > room) return false;
-    // Sums of two items if a block has as many, and tables of its matrices, if there is room for
-    // the largest tile: sums first, unless each item has another matrix (src/gpu/linear).
-    const u32 blocks = few_blocks ? few_blocks : sm_count(), each = (l.items + blocks - 1) / blocks,
-              wanted = std::min({l.matrix_count, ring ? 1 : most_tables, each});
-    l.tile_tables = l.tile_sets = 1;
-    auto more_sets = [&] {
-        if (each > 1 && bytes(l.tile_tables, 2) <= room) l.tile_sets = 2;
-    };
-    if (each > l.matrix_count) more_sets();
-    while (l.tile_tables < wanted && bytes(l.tile_tables * 2, l.tile_sets) <= room)
-        l.tile_tables *= 2;
-    more_sets();
-    const u32 shared = std::min(bytes(l.tile_tables, l.tile_sets), room);
-    l.tile_slot_bytes = tile_slot_bytes(shared, warps, l.x_rows, l.tile_tables, l.tile_sets, xs);
-    launch_kernel(kernel, std::min(l.items, blocks), (warps + TILE_HELPERS) * LANES, shared, l,
-                  stream, !ring && begins_early);
-    return true;
+// For up to 16.
+static void launch_tile_16(const Context& c, const Product& p, u32 staged, bool begins_early) {
+    const void* const most = KERNEL(df11_linear_tile_16);
+    const void* const few = p.x_rows <= 8 ? KERNEL(df11_linear_tile_8) : most;
+    const void* const fewest = ring ? few : KERNEL(df11_linear_tile_2);
+    Tile16Launch l = items_of<Tile16Launch>(c, p);
+    const u32 blocks = forced_blocks ? forced_blocks : sm_count();
+    const TilePlan plan = df11_plan_tile(
+        constants().tile, constants().tile_2, {(l.items + blocks - 1) / blocks, l.matrix_count},
+        {p.x_rows, p.columns, staged,
+         std::min({most_shared(most), most_shared(few), most_shared(fewest)})});
+    if (!plan.warps) printf("tiles do not fit\n"), exit(1);
+    l.sets = plan.sets, l.tables = plan.tables, l.slot_bytes = plan.slot_bytes;
+    launch_kernel(plan.is_tile_2 ? fewest : few, std::min(l.items, blocks),
+                  (plan.warps + TILE_HELPERS) * LANES, plan.shared, l, c.stream,
+                  !ring && begins_early);
 }
 static const char* stored_name(u32 x_rows) {
     return x_rows > 32   ? "df11_linear_tile_64"
@@ -377,27 +397,19 @@ static const char* stored_name(u32 x_rows) {
            : x_rows > 8  ? "df11_linear_tile_16"
                          : "df11_linear_tile_8";
 }
-static void launch_stored(const LinearLaunch& l, u32 staged, bool begins_early,
-                          cudaStream_t stream) {
-    if (l.x_rows > LINEAR_ROWS) return launch_decoded(l, staged, begins_early, stream);
-    if (l.x_rows <= FEWEST_ROWS && !ring &&
-        launch_tile(KERNEL(df11_linear_tile_2), MOST_TILE_WARPS,
-                    l.x_rows * shared_x_pitch(l.columns), l, staged, begins_early, stream))
-        return;
-    // The PTX's kernels have 12 warps.
-    launch_tile(l.x_rows <= 8 ? KERNEL(df11_linear_tile_8) : KERNEL(df11_linear_tile_16),
-                ring ? 12 : tile_warps(LINEAR_ROWS), 0, l, staged, begins_early, stream);
+static void launch_stored(const Context& c, const Product& p, u32 staged, bool begins_early) {
+    (p.x_rows > LINEAR_ROWS ? launch_tile_64 : launch_tile_16)(c, p, staged, begins_early);
 }
 
 // The same functions for either form: bytes of the largest tile, and a launch.
 static u32 staged_of(const Fast&) { return 0; }
 static u32 staged_of(const Tiles& t) { return t.staged; }
 template <class Form>
-static void launch_form(const LinearLaunch& l, u32 staged, bool begins_early, cudaStream_t stream) {
+static void launch_form(const Context& c, const Product& p, u32 staged, bool begins_early) {
     if constexpr (std::is_same_v<Form, Fast>)
-        launch_product(l, begins_early, stream);
+        launch_product(c, p, begins_early);
     else
-        launch_stored(l, small_stages ? staged / 32 * 16 : staged, begins_early, stream);
+        launch_stored(c, p, small_stages ? staged / 32 * 16 : staged, begins_early);
 }
 
 // --- experts, and rows by index
@@ -428,25 +440,24 @@ static GroupedLaunch grouped_of(const Context& c, const u16* x, u64 pitch, u32 x
 }
 // `block`: the most places of an expert that a block multiplies at once; 8 with the PTX.
 static void launch_grouped(const GroupedLaunch& l, cudaStream_t stream, u32 block = 16) {
-    const void* kernel = ring           ? kernel_of("df11_linear_grouped_8", nullptr)
-                         : block == 16  ? KERNEL(df11_linear_grouped_16)
-                         : block == 64  ? KERNEL(df11_linear_grouped_64)
-                                        : KERNEL(df11_linear_grouped_128);
-    const u32 shared = ring ? linear_shared_bytes(1) : FEW_GROUPED_BYTES;
-    const u32 threads = ring ? LINEAR_WARPS * LANES : FEW_THREADS;
-    launch_kernel(kernel, sm_count(), threads, shared, l, stream);
+    const void* kernel = ring          ? kernel_of("df11_linear_grouped_8", nullptr)
+                         : block == 16 ? KERNEL(df11_linear_grouped_16)
+                         : block == 64 ? KERNEL(df11_linear_grouped_64)
+                                       : KERNEL(df11_linear_grouped_128);
+    launch_kernel(kernel, sm_count(), constants().grouped_threads, constants().grouped_bytes, l,
+                  stream);
 }
 template <class Form>
 static void gather(const Context& c, const Form& f, const void* indices, u32 count, u32 wide,
                    u16* output, u64 pitch) {
-    const LinearMatrix m = part_of(f, all_of(f));
-    const GatherTask task = {m.data,  m.index, m.rest,          m.table,        m.rest_count,
-                             indices, output,  pitch,           f.rows,         f.columns,
-                             count,   wide,    m.whole_columns, m.first_column, c.status};
+    GatherTask task = {};
+    static_cast<LinearMatrix&>(task) = part_of(f, all_of(f));
+    task.indices = indices, task.output = output, task.pitch = pitch, task.status = c.status;
+    task.rows = f.rows, task.columns = f.columns, task.count = count, task.wide = wide;
     const u64 warps = u64(count) * tiles_across(f.columns);
-    launch_kernel(m.table ? KERNEL(df11_linear_tile_gather) : KERNEL(df11_linear_gather),
-                  u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, 0, task,
-                  c.stream);
+    launch_kernel(
+        std::is_same_v<Form, Tiles> ? KERNEL(df11_linear_tile_gather) : KERNEL(df11_linear_gather),
+        u32((warps + UNPACK_WARPS - 1) / UNPACK_WARPS), UNPACK_WARPS * LANES, 0, task, c.stream);
 }
 
 // --- references

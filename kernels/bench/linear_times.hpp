@@ -1,14 +1,6 @@
 // Times of linear_bench.cu. Included after linear_host.hpp.
 #pragma once
-#include <functional>
 
-struct Contender {
-    std::string name;
-    double bytes;
-    std::function<void(int)> launch;  // launches one copy, on the context's stream
-    std::vector<double> seconds = {};
-    double median() const { return median_of(seconds); }
-};
 // Measures in interleaved rounds, each of all copies in a graph; seconds per launch.
 static void measure(const Context& c, std::vector<Contender>& all, int copies, int rounds) {
     std::vector<cudaGraphExec_t> graphs(all.size());
@@ -20,12 +12,10 @@ static void measure(const Context& c, std::vector<Contender>& all, int copies, i
         CUDA(cudaGraphInstantiate(&graphs[i], graph, 0));
         CUDA(cudaGraphDestroy(graph));
     }
-    for (int round = 0; round < rounds + 1; round++)
-        for (size_t i = 0; i < all.size(); i++) {
-            const double seconds =
-                timer().seconds(c.stream, [&] { CUDA(cudaGraphLaunch(graphs[i], c.stream)); });
-            if (round) all[i].seconds.push_back(seconds / copies);
-        }
+    measure_rounds(all, rounds, 1, [&](size_t i) {
+        auto launch = [&] { CUDA(cudaGraphLaunch(graphs[i], c.stream)); };
+        return timer().seconds(c.stream, launch) / copies;
+    });
     for (auto graph : graphs) CUDA(cudaGraphExecDestroy(graph));
 }
 static double seconds_of(const Context& c, int copies, int rounds,
@@ -66,14 +56,14 @@ struct Copies : Scope {
         }
         x = make_weights(x_rows, columns, 9, 4), y = allocate<u16>(u64(x_rows) * rows);
     }
-    // Launch of copy `k` by some rows of x.
-    LinearLaunch launch(int k, u32 x_rows, u32 first_row = 0) const {
-        LinearLaunch l = c.launch(x + u64(first_row) * columns, columns, x_rows, columns);
-        add_matrix(l, forms[k], y + u64(first_row) * rows, rows);
-        return l;
+    // Product of copy `k` by some rows of x.
+    Product product(int k, u32 x_rows, u32 first_row = 0) const {
+        Product p = c.product(x + u64(first_row) * columns, columns, x_rows, columns);
+        add_matrix(p, forms[k], y + u64(first_row) * rows, rows);
+        return p;
     }
     void run(int k, u32 x_rows, bool begins_early) const {
-        launch_form<Form>(launch(k, x_rows), staged_of(forms[k]), begins_early, c.stream);
+        launch_form<Form>(c, product(k, x_rows), staged_of(forms[k]), begins_early);
     }
 };
 
@@ -278,10 +268,10 @@ static void several(const Context& c, int rounds) {
         printf("%zu matrices, %u rows:", rows.size(), all_rows);
         for (u32 x_rows : {1u, 8u, 16u}) {
             const double s = seconds_of(c, copies, rounds, [&](int k) {
-                LinearLaunch l = c.launch(x, columns, x_rows, columns);
+                Product l = c.product(x, columns, x_rows, columns);
                 u32 row = 0;
                 for (auto& t : ts[k]) add_matrix(l, t, y + row, all_rows), row += t.rows;
-                launch_stored(l, staged, true, c.stream);
+                launch_stored(c, l, staged, true);
             });
             printf(" x %u %.2f us", x_rows, s * 1e6);
         }
@@ -320,8 +310,8 @@ static void crossover(const Context& c, int rounds, u32 most, std::vector<u32> b
                 {"fused", 0,
                  [&](int k) {
                      for (u32 from = 0; from < x_rows; from += most)
-                         launch_product(m.launch(k, std::min(most, x_rows - from), from), early,
-                                        c.stream);
+                         launch_product(c, m.product(k, std::min(most, x_rows - from), from),
+                                        early);
                  }},
                 {"decoded", 0, [&](int k) { decode(k), multiply(best, k); }},
                 {"cublasLt", 0, [&](int k) { multiply(best, k); }},
@@ -353,9 +343,9 @@ static void ways(const Context& c, int rounds) {
         for (u32 x_rows : {32u, 64u, 128u}) {
             std::vector<Contender> all;
             for (u32 splits = 1; splits <= 4; splits++)
-                for (u32 strips = 1; strips <= WIDE_STRIPS; strips++) {
+                for (u32 strips = 1; strips <= FAST128_STRIPS; strips++) {
                     const u32 blocks =
-                        wide_items(strips_of(m.rows), splits, strips, splits) * splits;
+                        fast128_items(strips_of(m.rows), splits, strips, splits) * splits;
                     if (blocks > 3 * LINEAR_BLOCKS || blocks < LINEAR_BLOCKS / 2) continue;
                     char name[64];
                     snprintf(name, sizeof name, "splits %u, strips %u, blocks %u", splits, strips,

@@ -3,7 +3,7 @@
 
 It reads machine code for compute capability 9.0, and needs no GPU.
 
-    python3 kernels/bench/stalls.py                        # the kernels of linear_few.cuh
+    python3 kernels/bench/stalls.py                        # the kernels of linear_order.cuh
     python3 kernels/bench/stalls.py --verbose KERNEL...     # where the clocks go
 
 Needs `nvdisasm`, which CUDA and Triton have. Instructions are issued in order. ptxas writes into

@@ -85,12 +85,13 @@ static void bench_edges(int reps) {
         u16* out = allocate<u16>(n);
         Launch l(tiles.staged);
         l.add(task_of(tiles, out));
-        std::vector<double> t;
-        for (int i = 0; i < reps; i++) t.push_back(cold_seconds([&] { l.start(); }));
+        std::vector<Contender> one = {{"", 0, [&](int) { l.start(); }}};
+        measure_cold(one, reps, 0);
+        const double seconds = one[0].median();
         const u32 status = l.result();
         printf("%u x %u %s: %.4f bits, %.1f us, %.0f GB/s, %s status %u\n", rows, columns,
-               linear ? "linear" : "2-D", tiles.bytes() * 8.0 / n, median_of(t) * 1e6,
-               n * 2 / median_of(t) / 1e9, same_bits(out, w, n) ? "right" : "WRONG", status);
+               linear ? "linear" : "2-D", tiles.bytes() * 8.0 / n, seconds * 1e6,
+               n * 2 / seconds / 1e9, same_bits(out, w, n) ? "right" : "WRONG", status);
     }
 }
 
@@ -110,22 +111,20 @@ static int bench_columns(const std::vector<Tiles>& all, const u16* original, u16
                           t.rows, cudaMemcpyDeviceToDevice));
         half += n / 2;
     }
-    std::vector<double> c, r, copy;
-    for (int i = 0; i < reps + 2; i++) {
-        double x = cold_seconds([&] { columns.start(); }), y = cold_seconds([&] { rows.start(); }),
-               z = cold_seconds([&] {
-                   CUDA(cudaMemcpyAsync(out, original, half * 2, cudaMemcpyDeviceToDevice));
-               });
-        if (i > 1) c.push_back(x), r.push_back(y), copy.push_back(z);
-    }
+    std::vector<Contender> times = {
+        {"", 0, [&](int) { columns.start(); }},
+        {"", 0, [&](int) { rows.start(); }},
+        {"", 0,
+         [&](int) { CUDA(cudaMemcpyAsync(out, original, half * 2, cudaMemcpyDeviceToDevice)); }}};
+    measure_cold(times, reps, 2);
+    const double c = times[0].median(), r = times[1].median(), copy = times[2].median();
     columns.start();
     const u32 status = columns.result() | rows.result();
     const u64 wrong = differences(out, expected, half);
     printf(
         "    half of all columns: %6.1f us %5.0f GB/s %.4f of copy; half of all rows %.4f | wrong "
         "%llu status %u\n",
-        median_of(c) * 1e6, half * 2 / median_of(c) / 1e9, median_of(copy) / median_of(c) / 2,
-        median_of(copy) / median_of(r) / 2, wrong, status);
+        c * 1e6, half * 2 / c / 1e9, copy / c / 2, copy / r / 2, wrong, status);
     return wrong || status;
 }
 
@@ -171,35 +170,32 @@ static int bench(int reps, int mode, std::vector<u32> warps) {
             wrong += differences(out, original, count);
         }
         const u32 status = block.result() | alone.result();
-        std::vector<double> c, b, a, n;
-        for (int i = 0; i < reps + 2; i++) {
-            double x = cold_seconds([&] {
-                CUDA(cudaMemcpyAsync(out, original, elements * 2, cudaMemcpyDeviceToDevice));
-            }),
-                   y = cold_seconds([&] { block.start(); }),
-                   z = cold_seconds([&] { alone.start(); });
-            if (i > 1) c.push_back(x), b.push_back(y), a.push_back(z);
+        std::vector<Contender> times = {
+            {"", 0,
+             [&](int) {
+                 CUDA(cudaMemcpyAsync(out, original, elements * 2, cudaMemcpyDeviceToDevice));
+             }},
+            {"", 0, [&](int) { block.start(); }},
+            {"", 0, [&](int) { alone.start(); }}};
 #ifdef WITH_NVCOMP
-            double peers = cold_seconds([&] { peer.start(); });
-            if (i > 1) n.push_back(peers);
+        times.push_back({"", 0, [&](int) { peer.start(); }});
 #endif
-        }
-        const double cr = elements * 4 / median_of(c), br = elements * 2 / median_of(b),
-                     ar = first * 2 / median_of(a);
+        measure_cold(times, reps, 2);
+        const double c = times[0].median(), b = times[1].median(), a = times[2].median(),
+                     cr = elements * 4 / c, br = elements * 2 / b, ar = first * 2 / a;
         printf(
             "T%u prefetch %d: warps %2u x %u stage %u  copy %4.0f  block %6.1f us %5.0f GB/s %.4f "
             "| 4096x4096 %5.1f "
             "us %5.0f GB/s %.4f | wrong %llu status %u\n",
             TABLE_BITS, PREFETCH<Bf16>, block.warps, block.blocks / sm_count(), block.stage,
-            cr / 1e9, median_of(b) * 1e6, br / 1e9, br / cr, median_of(a) * 1e6, ar / 1e9, ar / cr,
-            wrong, status);
+            cr / 1e9, b * 1e6, br / 1e9, br / cr, a * 1e6, ar / 1e9, ar / cr, wrong, status);
         failed |= bench_columns(all, original, out, staged, w, reps);
-        if (!n.empty()) {
-            const double nr = elements * 2 / median_of(n);
+        if (times.size() > 3) {
+            const double n = times[3].median(), nr = elements * 2 / n;
             printf(
                 "    nvCOMP in the same run: block %6.1f us %5.0f GB/s %.4f of copy; this kernel "
                 "%.3f times as fast\n",
-                median_of(n) * 1e6, nr / 1e9, nr / cr, br / nr);
+                n * 1e6, nr / 1e9, nr / cr, br / nr);
         }
         fflush(stdout);
         failed |= wrong || status;
@@ -382,11 +378,7 @@ static int hostile(int count, u64 seed) {
 int main(int argc, char** argv) {
     load_kernels(argc, argv, "df11_tile_decode");
     std::string mode = argc > 1 ? argv[1] : "";
-    if (mode == "bench") {
-        std::vector<u32> w;
-        for (int i = 4; i < argc; i++) w.push_back(atoi(argv[i]));
-        return bench(atoi(argv[2]), atoi(argv[3]), w);
-    }
+    if (mode == "bench") return bench(atoi(argv[2]), atoi(argv[3]), numbers_after(4, argc, argv));
     if (mode == "check") return check();
     if (mode == "edges") {
         bench_edges(15);

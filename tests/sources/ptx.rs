@@ -233,7 +233,7 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
 fn every_product_kernel_fits_the_smallest_gpus() {
     let linear = &manifest().modules["linear.ptx"];
     let [threads, _, few_bytes, most_bytes, _, grouped, 8, 0, 0, 0, 0, packing] =
-        *linear.constants[21..].first_chunk().unwrap()
+        *linear.constants[26..].first_chunk().unwrap()
     else {
         panic!("other constants are at these places")
     };

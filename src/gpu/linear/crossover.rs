@@ -65,12 +65,12 @@ pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
 #[cfg(test)]
 mod tests {
     use super::{KNOWN, OTHERS};
-    use crate::gpu::linear::decoded::DECODED_CLASSES;
+    use crate::gpu::linear::tile64::TILE64_CLASSES;
 
     /// As stored, more rows take several launches, each of which decodes all weights again.
     #[test]
     fn no_more_rows_than_a_launch_takes_are_multiplied_as_stored() {
-        let most = DECODED_CLASSES[DECODED_CLASSES.len() - 1];
+        let most = TILE64_CLASSES[TILE64_CLASSES.len() - 1];
         for [rows, _] in KNOWN.map(|(_, rows)| rows).into_iter().chain([OTHERS]) {
             assert!(rows <= most + 1, "{rows} rows as stored");
         }

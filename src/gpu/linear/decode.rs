@@ -7,7 +7,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::kernels::gather_blocks;
 use super::matrix::{Matrix, MatrixArrays, shift, within};
-use super::task::{GatherTask, LinearMatrix};
+use super::task::GatherTask;
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::task::{FEW_TASKS, TileTask, kernel_of};
 use crate::gpu::{fault::refuse, program::OUTPUT_ALIGNMENT};
@@ -215,24 +215,16 @@ impl Matrix {
         if count == 0 {
             return Ok(());
         }
-        let LinearMatrix { data, index, rest, table, rest_count, rows, .. } = self.task();
-        let LinearMatrix { whole_columns, first_column, .. } = self.task();
         let task = GatherTask {
-            data,
-            index,
-            rest,
-            table,
-            rest_count,
+            matrix: self.task(),
             indices: address,
             output,
             pitch,
-            rows,
+            status: status.device_pointer(),
+            rows: self.row_count() as u32,
             columns: self.column_count() as u32,
             count: count as u32,
             wide,
-            whole_columns,
-            first_column,
-            status: status.device_pointer(),
         };
         let kernels = self.device().linear_kernels()?;
         // SAFETY: the matrix keeps the arrays; the kernel does not follow indices of other rows;

@@ -160,7 +160,7 @@ pub struct GroupedLinear {
 
 impl GroupedLinear {
     /// Prepares the product with these matrices, in the fast layout and of one shape, in the order
-    /// of the offsets: expert 0 first. Takes 96 bytes of device memory for each, and waits for
+    /// of the offsets: expert 0 first. Takes 48 bytes of device memory for each, and waits for
     /// their upload. [`Matrix::split_rows`] cuts one tensor of all experts into them.
     ///
     /// # Errors

@@ -7,17 +7,18 @@ use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attr
 use zerocopy::FromBytes;
 
 use super::crossover::crossover;
-use super::decoded::{DECODED_CLASSES, DecodedDemand, DecodedKernels};
-use super::many::{LARGE_CLASSES, MANY_ROWS, MANY_SPLIT, WIDE_CLASSES};
+use super::many::{FAST128_CLASSES, FAST256_CLASSES, MANY_ROWS, MANY_SPLIT};
 use super::multiply::{Multiply, run};
 use super::prefetch::LastLaunch;
-use super::split::{FEW_SPLIT, GROUP};
+use super::split::{GROUP, ORDER_SPLIT};
 use super::task::{
-    BAND_ROWS, FEW_ROWS, GatherTask, GroupedLaunch, LEAST_CHUNK, LinearLaunch, LinearMatrix,
-    MATRICES, MOST_EXPERTS, ORDER_ROWS, PACK_WARPS, PARTIAL_BYTES, PackTask, ROWS, SCAN_THREADS,
-    STRIP_ROWS, UNPACK_WARPS, UnpackTask, tiles_across,
+    BAND_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch, LEAST_CHUNK,
+    LinearMatrix, MATRICES, MOST_EXPERTS, ORDER_ROWS, OrderLaunch, PACK_WARPS, PARTIAL_BYTES,
+    PackTask, ROWS, ROWS_8, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch, UNPACK_WARPS,
+    UnpackTask, tiles_across,
 };
-use super::tiles::{Fewest, TileDemand, TileKernels};
+use super::tile64::{TILE64_CLASSES, Tile64Demand, Tile64Kernels};
+use super::tiles::{Tile2, TileDemand, TileKernels};
 use crate::gpu::fault::{OrFault, gpu};
 use crate::gpu::module::{Kernels, Module, agree, config};
 use crate::gpu::{fit::LANES, needs::Residence};
@@ -26,7 +27,7 @@ use crate::{Error, Result};
 const PTX: &str = include_str!("../../../kernels/ptx/linear.ptx");
 const SM_90: &[u8] = include_bytes!("../../../kernels/ptx/linear.sm_90a.cubin");
 /// Most rows of x of each kernel that multiplies by the fast layout.
-const CLASSES: [u64; 2] = [FEW_ROWS, ROWS];
+const CLASSES: [u64; 2] = [ROWS_8, ROWS];
 /// The first version of CUDA whose drivers capture launches that begin early.
 const EARLY_DRIVER: (i32, i32) = (12, 3);
 
@@ -49,27 +50,27 @@ struct Constants {
     order_bytes: u32,
     count_bytes: u32,
     /// For more rows of x; 0 if compiled for another target, like all that follows.
-    wide_bytes: u32,
-    wide_threads: u32,
-    large_bytes: u32,
+    fast_128_bytes: u32,
+    fast_128_threads: u32,
+    fast_256_bytes: u32,
     /// With groups of half as many strips, then with all.
-    large_threads: [u32; 2],
+    fast_256_threads: [u32; 2],
     tile: TileDemand,
-    fewest: Fewest,
-    decoded: DecodedDemand,
+    tile_2: Tile2,
+    tile_64: Tile64Demand,
 }
 
 /// Values that both sides compute with: sizes of structures, and how blocks share products.
 #[derive(Debug, FromBytes, PartialEq)]
 #[repr(C)]
 struct Agreed {
-    structures: [u32; 6],
+    structures: [u32; 11],
     warps: [u32; 2],
     partial_bytes: u32,
     matrices: u32,
     group: u32,
     most_experts: u32,
-    few_split: [u32; 2],
+    order_split: [u32; 2],
     many_split: [u32; 7],
 }
 
@@ -77,19 +78,25 @@ impl Agreed {
     fn ours() -> Self {
         Self {
             structures: [
-                size_of::<LinearLaunch>() as u32,
-                size_of::<LinearMatrix>() as u32,
-                size_of::<PackTask>() as u32,
-                size_of::<UnpackTask>() as u32,
-                size_of::<GroupedLaunch>() as u32,
-                size_of::<GatherTask>() as u32,
-            ],
+                size_of::<Fast16Launch>(),
+                size_of::<Tile16Launch>(),
+                size_of::<Tile64Launch>(),
+                size_of::<OrderLaunch>(),
+                size_of::<Fast128Launch>(),
+                size_of::<Fast256Launch>(),
+                size_of::<GroupedLaunch>(),
+                size_of::<LinearMatrix>(),
+                size_of::<PackTask>(),
+                size_of::<UnpackTask>(),
+                size_of::<GatherTask>(),
+            ]
+            .map(|bytes| bytes as u32),
             warps: [PACK_WARPS as u32, UNPACK_WARPS as u32],
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
             group: GROUP as u32,
             most_experts: MOST_EXPERTS as u32,
-            few_split: FEW_SPLIT.map(|number| number as u32),
+            order_split: ORDER_SPLIT.map(|number| number as u32),
             many_split: MANY_SPLIT.map(|number| number as u32),
         }
     }
@@ -99,13 +106,14 @@ impl Agreed {
 #[derive(Debug)]
 pub(in crate::gpu) struct LinearKernels {
     /// Kernels for the fast layout, each with the most rows of x that it multiplies: [`CLASSES`],
-    /// and [`WIDE_CLASSES`] and [`LARGE_CLASSES`] if this GPU has such kernels and room for them.
+    /// and [`FAST128_CLASSES`] and [`FAST256_CLASSES`] if this GPU has such kernels and room for
+    /// them.
     fast: Vec<(u64, Multiply)>,
-    /// Kernels for [`LARGE_CLASSES`] with groups of half as many strips, if this GPU has them.
+    /// Kernels for [`FAST256_CLASSES`] with groups of half as many strips, if this GPU has them.
     half: Vec<(u64, Multiply)>,
     pub(super) tiles: TileKernels,
     /// Kernels for more rows by matrices as stored, if this GPU has them.
-    pub(super) decoded: Option<DecodedKernels>,
+    pub(super) tile_64: Option<Tile64Kernels>,
     /// Kernels for experts, each with the most places of one that a block multiplies at once.
     grouped: Vec<(u64, Multiply)>,
     count: CudaFunction,
@@ -145,21 +153,30 @@ impl LinearKernels {
             fast.push(prepare("fast", rows, threads, shared)?);
         }
         let order = OrderKernels::load(&module, &constants, others)?;
-        if constants.wide_threads > 0 {
-            let Constants { wide_threads, wide_bytes, large_threads, large_bytes, .. } = constants;
-            let wide = WIDE_CLASSES.map(|rows| prepare("fast", rows, wide_threads, wide_bytes));
-            let large =
-                |kind, threads| LARGE_CLASSES.map(|rows| prepare(kind, rows, threads, large_bytes));
-            let many = wide.into_iter().chain(large("fast", large_threads[1]));
+        if constants.fast_128_threads > 0 {
+            let Constants {
+                fast_128_threads,
+                fast_128_bytes,
+                fast_256_threads,
+                fast_256_bytes,
+                ..
+            } = constants;
+            let wide =
+                FAST128_CLASSES.map(|rows| prepare("fast", rows, fast_128_threads, fast_128_bytes));
+            let large = |kind, threads| {
+                FAST256_CLASSES.map(|rows| prepare(kind, rows, threads, fast_256_bytes))
+            };
+            let many = wide.into_iter().chain(large("fast", fast_256_threads[1]));
             let many = many.collect::<Result<Vec<_>>>()?;
-            let halves = large("half", large_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
+            let halves =
+                large("half", fast_256_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
             if many.iter().chain(&halves).all(|(_, kernel)| kernel.blocks > 0) {
                 fast.extend(many);
                 half = halves;
             }
         }
-        let tiles = TileKernels::load(&module, constants.tile, constants.fewest, others)?;
-        let decoded = DecodedKernels::load(&module, constants.decoded, others)?;
+        let tiles = TileKernels::load(&module, constants.tile, constants.tile_2, others)?;
+        let tile_64 = Tile64Kernels::load(&module, constants.tile_64, others)?;
         let function = |name| module.function(name);
         let Constants { grouped_threads, grouped_bytes, grouped_rows, .. } = constants;
         let mut grouped = Vec::new();
@@ -175,7 +192,7 @@ impl LinearKernels {
             fast,
             half,
             tiles,
-            decoded,
+            tile_64,
             grouped,
             count,
             scan: function("scan")?,
@@ -203,7 +220,7 @@ impl LinearKernels {
     /// `staged`, by matrices as stored; 0 if the kernels do not fit this GPU.
     pub(super) fn most_rows(&self, staged: Option<u32>) -> u64 {
         match staged {
-            Some(_) if self.decoded.is_some() => DECODED_CLASSES[DECODED_CLASSES.len() - 1],
+            Some(_) if self.tile_64.is_some() => TILE64_CLASSES[TILE64_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
             None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => MANY_ROWS,
@@ -211,12 +228,14 @@ impl LinearKernels {
         }
     }
 
-    /// Kernel for this many rows of x per band, in the fast layout; with `half`, for groups of half
-    /// as many strips.
-    pub(super) fn fast(&self, x_rows: u64, half: bool) -> &Multiply {
-        let kernels = if half { &self.half } else { &self.fast };
-        let kernel = kernels.iter().find(|&&(class, _)| x_rows <= class);
-        &kernel.expect("most_rows says for how many there are kernels").1
+    /// Kernel for this many rows of x per band, in the fast layout.
+    pub(super) fn fast(&self, x_rows: u64) -> &Multiply {
+        of_rows(&self.fast, x_rows).1
+    }
+
+    /// The same, for groups of half as many strips.
+    pub(super) fn half(&self, x_rows: u64) -> &Multiply {
+        of_rows(&self.half, x_rows).1
     }
 
     /// Puts a product with experts on the stream, in blocks of `each` places.
@@ -296,7 +315,7 @@ impl LinearKernels {
 }
 
 /// Most rows of x of each kernel that multiplies few rows in the order of a plan of the sum.
-const ORDER_CLASSES: [u64; 4] = [FEW_ROWS, ROWS, BAND_ROWS, ORDER_ROWS];
+const ORDER_CLASSES: [u64; 4] = [ROWS_8, ROWS, BAND_ROWS, ORDER_ROWS];
 
 /// Kernels that multiply up to [`ORDER_ROWS`] rows in the order of a plan of the sum.
 #[derive(Debug)]
@@ -323,10 +342,18 @@ impl OrderKernels {
 
     /// The kernel for `x_rows` rows of x, up to [`ORDER_ROWS`], and the most rows that it
     /// multiplies.
-    pub(super) fn of(&self, x_rows: u64) -> &(u64, Multiply) {
-        let mut all = self.kernels.iter();
-        all.find(|(class, _)| x_rows <= *class).expect("there are no more rows than ORDER_ROWS")
+    pub(super) fn of(&self, x_rows: u64) -> (u64, &Multiply) {
+        of_rows(&self.kernels, x_rows)
     }
+}
+
+/// The first kernel for so many rows, and its most rows.
+fn of_rows(kernels: &[(u64, Multiply)], x_rows: u64) -> (u64, &Multiply) {
+    let &(class, ref kernel) = kernels
+        .iter()
+        .find(|&&(class, _)| x_rows <= class)
+        .expect("most_rows says for how many there are kernels");
+    (class, kernel)
 }
 
 /// The error for a GPU that the kernels do not fit.

@@ -11,14 +11,17 @@ use cudarc::driver::sys::{
 };
 
 use super::kernels::{LinearKernels, OrderKernels};
-use super::many::{Many, WIDE_COLUMNS, WIDE_SPLITS};
+use super::many::{FAST128_COLUMNS, FAST128_SPLITS, Many};
 use super::prefetch::{NextReads, first_reads};
-use super::split::{COUNTERS, Few, MATRIX_COUNTERS, SPLIT_COLUMNS, Split, has_columns};
-use super::task::{
-    BAND_ROWS, LinearLaunch, LinearMatrix, LinearPrefetch, MATRICES, ORDER_ROWS, PARTIAL_BYTES,
-    PREFETCHES, ROWS, STRIP_ROWS, XMap,
+use super::split::{
+    COUNTERS, MATRIX_COUNTERS, OrderPart, OrderPlan, SPLIT_COLUMNS, Split, has_columns,
 };
-use super::{decoded::Rounds, matrix::Matrix};
+use super::task::{
+    BAND_ROWS, Fast16, Fast128, Fast256, Items, LinearLaunch, LinearMatrix, LinearPrefetch,
+    MATRICES, ORDER_ROWS, Order64, PARTIAL_BYTES, PREFETCHES, ProductMatrix, ROWS, STRIP_ROWS,
+    Splits, Tile16, Tile64, XMap,
+};
+use super::{matrix::Matrix, tile64::Rounds};
 use crate::Result;
 use crate::gpu::{fault::OrFault, needs::Residence, status::Status};
 
@@ -80,6 +83,25 @@ impl LinearOutput {
     }
 }
 
+/// One launch of a call of [`Linear::multiply`](super::Linear::multiply).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    /// At most [`ProductLaunch::most_rows`] rows.
+    pub(super) x: LinearInput,
+    pub(super) outputs: &'a [LinearOutput],
+    /// Row of the outputs that is the product of the first row of x.
+    pub(super) first: u64,
+    pub(super) workspace: CUdeviceptr,
+    pub(super) stream: &'a CudaStream,
+    pub(super) status: &'a Status,
+}
+
+impl Call<'_> {
+    const fn partials(&self) -> CUdeviceptr {
+        self.workspace + COUNTER_BYTES
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct ProductLaunch {
     /// The most rows of x at once.
@@ -88,14 +110,18 @@ pub(super) struct ProductLaunch {
     staged: Option<u32>,
     /// Indices of its matrices, in the order of the launch.
     order: Vec<usize>,
-    /// Arguments without those of a call; `counters` counts from the workspace, modulo 2^64.
-    arguments: LinearLaunch,
+    /// These matrices and their rows.
+    matrices: Vec<(LinearMatrix, u64)>,
+    columns: u32,
+    /// How blocks share them for up to [`ROWS`] rows of x, as so many items.
+    shares: Vec<Items>,
+    items: u32,
     /// Number of items whose sums meet in the workspace.
     partials: u64,
+    /// Where the items' counters begin, from the workspace on, modulo 2^64.
+    counters: u64,
     /// Items for more than [`ROWS`] rows of x by matrices as stored, and places for their sums.
     rounds: Rounds,
-    /// Rows of each matrix, in the order of the launch.
-    rows: Vec<u64>,
     /// Number of the GPU's multiprocessors.
     processors: u64,
     /// Whether there are kernels for the order of a plan of the sum: [`LinearKernels::order`].
@@ -117,50 +143,41 @@ impl ProductLaunch {
         launches
     }
 
-    fn new(kernels: &LinearKernels, order: &[usize], matrices: &[Matrix]) -> Self {
-        let staged = order.iter().filter_map(|&at| matrices[at].staged_bytes()).max();
-        let most_rows = kernels.most_rows(staged);
-        let shape = |at: usize| (matrices[at].row_count(), matrices[at].column_count());
-        let split = |at: usize| Split::new(shape(at).0, shape(at).1);
+    fn new(kernels: &LinearKernels, order: &[usize], all: &[Matrix]) -> Self {
+        let staged = order.iter().filter_map(|&at| all[at].staged_bytes()).max();
+        let matrices: Vec<_> =
+            order.iter().map(|&at| (all[at].task(), all[at].row_count())).collect();
+        let columns = all[order[0]].column_count();
+        let splits: Vec<_> = matrices.iter().map(|&(_, rows)| Split::new(rows, columns)).collect();
         // Kernels number the counters by strips, and use only those of tails: numbers start so far
         // before the workspace that each matrix's tail has its counters inside it.
-        let before = order.iter().map(|&at| split(at).whole_strips).max().unwrap_or(0);
-        let rows: Vec<_> = order.iter().map(|&at| shape(at).0).collect();
-        let mut arguments = LinearLaunch {
-            columns: matrices[order[0]].column_count() as u32,
-            matrix_count: order.len() as u32,
-            counters: (4 * before).wrapping_neg(),
-            ..LinearLaunch::default()
-        };
-        let (mut partials, mut rounds) = (0, Rounds { items: 0, places: 0 });
-        for ((number, task), &at) in (0..).zip(&mut arguments.matrices).zip(order) {
-            let split = split(at);
+        let before = splits.iter().map(|split| split.whole_strips).max().unwrap_or(0);
+        let (mut items, mut partials, mut shares) = (0, 0, Vec::new());
+        for (number, split) in (0..).zip(&splits) {
             // No overflow: a matrix has at most 2^27 strips, and few more items.
-            *task = LinearMatrix {
+            shares.push(Items {
+                first_item: items,
                 whole_strips: split.whole_strips as u32,
                 slices: split.slices as u32,
-                first_item: arguments.items,
                 first_strip: (before - split.whole_strips + number * MATRIX_COUNTERS) as u32,
                 first_partial: partials as u32,
-                ..matrices[at].task()
-            };
-            arguments.items += split.items() as u32;
+            });
+            items += split.items() as u32;
             partials += split.partials();
-            let Rounds { items, places } = Rounds::new(shape(at).0, shape(at).1);
-            (rounds.items, rounds.places) = (rounds.items + items, rounds.places + places);
         }
-        let (order, keeps_order) = (order.to_vec(), kernels.order.is_some());
-        let processors = kernels.tiles.processors.into();
         Self {
-            most_rows,
+            most_rows: kernels.most_rows(staged),
             staged,
-            order,
-            arguments,
+            order: order.to_vec(),
+            rounds: Rounds::sum(matrices.iter().map(|&(_, rows)| Rounds::new(rows, columns))),
+            matrices,
+            columns: columns as u32,
+            shares,
+            items,
             partials,
-            rounds,
-            rows,
-            processors,
-            keeps_order,
+            counters: (4 * before).wrapping_neg(),
+            processors: kernels.tiles.processors.into(),
+            keeps_order: kernels.order.is_some(),
             next_reads: Arc::default(),
         }
     }
@@ -173,7 +190,7 @@ impl ProductLaunch {
         let more = match self.staged {
             Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
             Some(_) => 0,
-            None => Many::partial_bytes(&self.rows, at_once, self.processors),
+            None => Many::partial_bytes(self.rows(), at_once, self.processors),
         };
         match few.max(more) {
             0 => 0,
@@ -187,7 +204,7 @@ impl ProductLaunch {
     pub(super) fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
         let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
         self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
-            has_columns(self.arguments.columns.into(), splits)
+            has_columns(self.columns.into(), splits)
                 && [most, last].into_iter().all(|rows| self.keeps_order_of(rows, splits))
         })
     }
@@ -195,182 +212,188 @@ impl ProductLaunch {
     /// Whether the kernel for this many rows of x adds in the order of a caller's splits.
     fn keeps_order_of(&self, rows: u64, splits: u64) -> bool {
         let keeps_order = self.keeps_order && self.staged.is_none();
-        rows == 0 || keeps_order && (rows <= ORDER_ROWS || splits <= WIDE_SPLITS)
+        rows == 0 || keeps_order && (rows <= ORDER_ROWS || splits <= FAST128_SPLITS)
     }
 
-    /// Whether the kernel for this many rows of x and these splits is that of [`Few`]. Its blocks
-    /// have all splits of a strip, and each warp loads all of its band of x. With more than
+    /// Whether the kernel for this many rows of x and these splits is that of [`OrderPlan`]. Its
+    /// blocks have all splits of a strip, and each warp loads all of its band of x. With more than
     /// [`ROWS`] rows the other kernel, whose blocks have a split each, is faster with three splits
     /// or more, and with more than [`BAND_ROWS`] if some block has more than one split of a strip.
-    /// It takes up to [`WIDE_SPLITS`].
-    fn is_few(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
+    /// It takes up to [`FAST128_SPLITS`].
+    fn is_in_order(&self, rows: u64, mut splits: impl Iterator<Item = u64> + Clone) -> bool {
         let all_have = |most| splits.clone().all(|splits| splits <= most);
         let is_fastest = if rows <= BAND_ROWS {
-            rows <= ROWS || all_have(FEW_SPLITS)
+            rows <= ROWS || all_have(ORDER_SPLITS)
         } else {
             all_have(1) && self.strips() <= self.processors
         };
-        let is_only = splits.any(|splits| splits > WIDE_SPLITS);
+        let is_only = splits.any(|splits| splits > FAST128_SPLITS);
         let is_possible = self.keeps_order && self.staged.is_none() && rows <= ORDER_ROWS;
         is_possible && (is_fastest || is_only)
     }
 
+    /// Rows of the matrices.
+    fn rows(&self) -> impl Iterator<Item = u64> + Clone + '_ {
+        self.matrices.iter().map(|&(_, rows)| rows)
+    }
+
     /// Strips of all matrices.
     fn strips(&self) -> u64 {
-        self.rows.iter().map(|rows| rows.div_ceil(STRIP_ROWS)).sum()
+        self.rows().map(|rows| rows.div_ceil(STRIP_ROWS)).sum()
     }
 
-    /// Puts it on the stream, for at most [`ProductLaunch::most_rows`] rows; the first one's
-    /// product is row `first` of the outputs.
-    ///
-    /// # Safety
-    /// Same as [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and
-    /// keeps the matrices.
-    pub(super) unsafe fn run(
-        &self,
-        kernels: &LinearKernels,
-        x: LinearInput,
-        (outputs, first): (&[LinearOutput], u64),
-        workspace: CUdeviceptr,
-        stream: &CudaStream,
-        status: &Status,
-    ) -> Result<()> {
-        // Matrices are complete before a launch can name them, so kernels may begin early.
-        let (early, mut arguments) = (kernels.early, self.arguments);
-        (arguments.x, arguments.x_pitch, arguments.x_rows) = (x.pointer, x.pitch, x.rows as u32);
-        arguments.partials = workspace + COUNTER_BYTES;
-        arguments.status = status.device_pointer();
-        for (matrix, &at) in arguments.matrices.iter_mut().zip(&self.order) {
-            let LinearOutput { pointer, pitch, bias, .. } = outputs[at];
-            (matrix.y, matrix.y_pitch, matrix.bias) = (pointer + 2 * first * pitch, pitch, bias);
-        }
-        let splits = self.wishes(outputs).map(|(_, splits)| splits);
-        let is_few = splits.clone().any(|splits| splits > 0) && self.is_few(x.rows, splits);
-        if let Some(order) = kernels.order.as_ref().filter(|_| is_few) {
-            // SAFETY: the caller's promise.
-            return unsafe { self.run_few(order, kernels.early, x, outputs, arguments, stream) };
-        }
-        if x.rows <= ROWS {
-            arguments.counters = arguments.counters.wrapping_add(workspace);
-            let Some(staged) = self.staged else {
-                let kernel = kernels.fast(x.rows, false);
-                let blocks = arguments.items.min(kernel.blocks);
-                // SAFETY: the caller keeps the matrices of these arrays, columns and items;
-                // counters are zero, because kernels leave them so; the rest is the caller's
-                // promise.
-                return unsafe { kernel.run(early, stream, blocks, &arguments) };
-            };
-            // SAFETY: as above; there are no more rows than `most_rows` said.
-            return unsafe { kernels.tiles.multiply(early, staged, stream, &arguments) };
-        }
-        if let Some(staged) = self.staged {
-            arguments.counters = workspace;
-            let decoded = kernels.decoded.as_ref().expect("most_rows says whether there are some");
-            // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
-            return unsafe {
-                decoded.multiply(early, staged, stream, self.rounds.items, &arguments)
-            };
-        }
-        arguments.counters = workspace;
-        // SAFETY: the caller's promise.
-        unsafe { self.run_many(kernels, x, outputs, arguments, stream) }
-    }
-}
-
-impl ProductLaunch {
     /// Rows of the matrices, and the splits that outputs ask for.
     fn wishes<'a>(
         &'a self,
         outputs: &'a [LinearOutput],
     ) -> impl Iterator<Item = (u64, u64)> + Clone + 'a {
-        self.rows.iter().copied().zip(self.order.iter().map(|&at| outputs[at].splits))
+        self.rows().zip(self.order.iter().map(|&at| outputs[at].splits))
+    }
+
+    /// The argument of a kernel whose blocks share each matrix like this.
+    fn argument<M: Copy + Default, T>(
+        &self,
+        call: &Call<'_>,
+        shares: impl IntoIterator<Item = M>,
+        of: T,
+    ) -> LinearLaunch<M, T> {
+        let mut matrices = [ProductMatrix::default(); MATRICES];
+        let all = self.matrices.iter().zip(&self.order).zip(shares);
+        for (to, ((&(matrix, rows), &at), share)) in matrices.iter_mut().zip(all) {
+            let LinearOutput { pointer, pitch, bias, .. } = call.outputs[at];
+            let y = pointer + 2 * call.first * pitch;
+            *to = ProductMatrix { matrix, y, y_pitch: pitch, bias, rows: rows as u32, share };
+        }
+        LinearLaunch {
+            x: call.x.pointer,
+            x_pitch: call.x.pitch,
+            x_rows: call.x.rows as u32,
+            columns: self.columns,
+            matrix_count: self.matrices.len() as u32,
+            status: call.status.device_pointer(),
+            matrices,
+            of,
+        }
+    }
+
+    /// Puts it on the stream.
+    ///
+    /// # Safety
+    /// Same as [`Linear::multiply`](super::Linear::multiply), which has checked the arguments and
+    /// keeps the matrices.
+    pub(super) unsafe fn run(&self, kernels: &LinearKernels, call: &Call<'_>) -> Result<()> {
+        // Matrices are complete before a launch can name them, so kernels may begin early.
+        let (early, stream, rows) = (kernels.early, call.stream, call.x.rows);
+        let splits = self.wishes(call.outputs).map(|(_, splits)| splits);
+        let is_in_order = splits.clone().any(|splits| splits > 0) && self.is_in_order(rows, splits);
+        if let Some(order) = kernels.order.as_ref().filter(|_| is_in_order) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_order(order, early, call) };
+        }
+        let shares = self.shares.iter().copied();
+        let (items, partials) = (self.items, call.partials());
+        let counters = self.counters.wrapping_add(call.workspace);
+        match self.staged {
+            None if rows <= ROWS => {
+                let of = Fast16 { counters, partials, items };
+                let kernel = kernels.fast(rows);
+                let blocks = items.min(kernel.blocks);
+                // SAFETY: the caller keeps the matrices of these arrays, columns and items;
+                // counters are zero, because kernels leave them so; the rest is the caller's
+                // promise.
+                unsafe { kernel.run(early, stream, blocks, &self.argument(call, shares, of)) }
+            }
+            // SAFETY: the caller's promise.
+            None => unsafe { self.run_many(kernels, call) },
+            Some(staged) if rows <= ROWS => {
+                let of = Tile16 { counters, partials, items, ..Tile16::default() };
+                let argument = self.argument(call, shares, of);
+                // SAFETY: as above; there are no more rows than `most_rows` said.
+                unsafe { kernels.tiles.multiply(early, staged, stream, argument) }
+            }
+            Some(staged) => {
+                let of = Tile64 { counters: call.workspace, partials, stages: 0 };
+                let argument = self.argument(call, [(); MATRICES], of);
+                let tile_64 = kernels.tile_64.as_ref();
+                let tile_64 = tile_64.expect("most_rows says whether there are some");
+                // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
+                unsafe { tile_64.multiply(early, staged, stream, self.rounds.items, argument) }
+            }
+        }
     }
 
     /// Prefetches of a launch with these splits that runs now.
     fn prefetches(
         &self,
         order: &OrderKernels,
-        arguments: &LinearLaunch,
         splits: impl Iterator<Item = u64> + Clone,
     ) -> [LinearPrefetch; PREFETCHES] {
-        let matrices = &arguments.matrices[..self.order.len()];
-        let columns = arguments.columns.into();
-        order.last.follow(&self.next_reads, first_reads(matrices, columns, splits))
+        let first = first_reads(&self.matrices, self.columns.into(), splits);
+        order.last.follow(&self.next_reads, first)
     }
 
     /// Puts it on the stream, for more than [`ROWS`] rows of x by the fast layout.
     ///
     /// # Safety
-    /// Same as [`ProductLaunch::run`], which has filled in the arguments.
-    unsafe fn run_many(
-        &self,
-        kernels: &LinearKernels,
-        x: LinearInput,
-        outputs: &[LinearOutput],
-        mut arguments: LinearLaunch,
-        stream: &CudaStream,
-    ) -> Result<()> {
-        let columns = arguments.columns;
-        let many = Many::new(self.wishes(outputs), columns.into(), x.rows, self.processors);
-        arguments.splits = many.splits;
-        arguments.wide_strips = many.strips as u32;
-        arguments.share_stages = many.share_stages as u32;
-        if let Some(map) = map_of(x, columns, many.box_rows() as u32)? {
-            (arguments.x_map, arguments.x_mapped) = (map, 1);
+    /// Same as [`ProductLaunch::run`].
+    unsafe fn run_many(&self, kernels: &LinearKernels, call: &Call<'_>) -> Result<()> {
+        let wishes = self.wishes(call.outputs);
+        let many = Many::new(wishes, self.columns.into(), call.x.rows, self.processors);
+        let (x_map, x_mapped) = map_of(call.x, self.columns, many.box_rows() as u32)?;
+        let splits = many.splits.into_iter().map(u64::from);
+        let prefetches = kernels.order.as_ref().map(|order| self.prefetches(order, splits));
+        let prefetches = prefetches.unwrap_or_default();
+        let splits = many.splits.map(|splits| Splits(splits.into()));
+        let (early, stream) = (kernels.early, call.stream);
+        let (cluster, blocks) = (many.cluster as u32, many.blocks as u32);
+        if many.share_stages == 0 {
+            let of = Fast128 { x_map, prefetches, x_mapped, strips: many.strips as u32 };
+            let (kernel, argument) = (kernels.fast(many.class), self.argument(call, splits, of));
+            // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
+            // columns and a block of a cluster; the rest is the caller's promise.
+            return unsafe { kernel.run_clusters(cluster, early, stream, blocks, &argument) };
         }
-        if let Some(order) = &kernels.order {
-            let splits = many.splits.into_iter().map(u64::from);
-            arguments.prefetches = self.prefetches(order, &arguments, splits);
-        }
-        let kernel = kernels.fast(many.class, many.has_half_groups());
-        let cluster = many.cluster as u32;
-        // SAFETY: the caller keeps the matrices of these arrays and columns; each split has columns
-        // and a block of a cluster; the workspace has room for the sums of as many blocks, and its
-        // counters are zero, because kernels leave them so; the rest is the caller's promise.
+        let (counters, partials) = (call.workspace, call.partials());
+        let share_stages = many.share_stages as u32;
+        let of = Fast256 { x_map, counters, partials, x_mapped, share_stages };
+        let half = many.has_half_groups();
+        let kernel = if half { kernels.half(many.class) } else { kernels.fast(many.class) };
+        // SAFETY: as above; the workspace has room for the sums of as many blocks, and its counters
+        // are zero, because kernels leave them so.
         unsafe {
-            kernel.run_clusters(cluster, kernels.early, stream, many.blocks as u32, &arguments)
+            let argument = self.argument(call, splits, of);
+            kernel.run_clusters(cluster, early, stream, blocks, &argument)
         }
     }
 
-    /// Puts it on the stream, for rows that [`ProductLaunch::is_few`] accepts.
+    /// Puts it on the stream, for rows that [`ProductLaunch::is_in_order`] accepts.
     ///
     /// # Safety
-    /// Same as [`ProductLaunch::run`], which has filled in the arguments.
-    unsafe fn run_few(
-        &self,
-        order: &OrderKernels,
-        early: bool,
-        x: LinearInput,
-        outputs: &[LinearOutput],
-        mut arguments: LinearLaunch,
-        stream: &CudaStream,
-    ) -> Result<()> {
-        let &(class, ref kernel) = order.of(x.rows);
-        let few = Few::new(self.wishes(outputs), arguments.columns.into(), class, kernel.blocks);
-        (arguments.few_units, arguments.few_splits) = (few.units as u32, few.pass_splits as u32);
-        arguments.few_each = (few.strips / few.blocks) as u32;
-        arguments.few_more = (few.strips % few.blocks) as u32;
-        for (task, few) in arguments.matrices.iter_mut().zip(&few.matrices) {
-            (task.slices, task.whole_strips) = (few.splits as u32, few.length as u32);
-            (task.first_item, task.first_strip) = (few.first_strip as u32, few.pass_splits as u32);
-            // Both are small.
-            task.first_partial = ((0x1_0000 / few.pass_splits + 1) << 8 | few.strips) as u32;
-        }
-        if let Some(map) = map_of_blocks(x, arguments.columns, class as u32)? {
-            (arguments.x_map, arguments.x_mapped) = (map, 1);
-        }
-        let blocks = few.blocks as u32;
-        arguments.prefetches =
-            self.prefetches(order, &arguments, few.matrices.iter().map(|few| few.splits));
+    /// Same as [`ProductLaunch::run`].
+    unsafe fn run_order(&self, order: &OrderKernels, early: bool, call: &Call<'_>) -> Result<()> {
+        let (class, kernel) = order.of(call.x.rows);
+        let few =
+            OrderPlan::new(self.wishes(call.outputs), self.columns.into(), class, kernel.blocks);
+        let (x_map, x_mapped) = map_of_blocks(call.x, self.columns, class as u32)?;
+        let of = Order64 {
+            x_map,
+            prefetches: self.prefetches(order, few.matrices.iter().map(|few| few.splits)),
+            x_mapped,
+            units: few.units as u32,
+            splits: few.pass_splits as u32,
+            each: (few.strips / few.blocks) as u32,
+            more: (few.strips % few.blocks) as u32,
+        };
+        let argument = self.argument(call, few.matrices.iter().map(OrderPart::share), of);
         // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
         // columns, and a block has threads for as many units; the rest is the caller's promise.
-        unsafe { kernel.run_with(few.threads(), early, stream, blocks, &arguments) }
+        unsafe { kernel.run_with(few.threads(), early, call.stream, few.blocks as u32, &argument) }
     }
 }
 
-/// Most splits of products of 17 to [`BAND_ROWS`] rows that the kernel of [`Few`] does faster than
-/// the one for more rows (benches/record/2026-11-27-chain.md).
-const FEW_SPLITS: u64 = 2;
+/// Most splits of products of 17 to [`BAND_ROWS`] rows that the kernel of [`OrderPlan`] does faster
+/// than the one for more rows (benches/record/2026-11-27-chain.md).
+const ORDER_SPLITS: u64 = 2;
 const ELEMENT: u64 = 2;
 /// Alignment of addresses and pitches, in bytes.
 const ALIGNMENT: u64 = 16;
@@ -379,28 +402,28 @@ const PITCH_END: u64 = 1 << 40;
 const _: () = assert!(size_of::<XMap>() == size_of::<CUtensorMap>());
 
 /// Blocks of columns per box of few rows.
-const FEW_BLOCKS: u32 = 2;
+const ORDER_BLOCKS: u32 = 2;
 
 /// The map of these rows of x in boxes of `box_rows` rows, as `kernels/linear_task.cuh` asks.
-/// `None` if x is not aligned: kernels then read it slowly.
-pub(super) fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
+/// 0 instead of 1 beside it if x is not aligned: kernels then read it slowly.
+fn map_of(x: LinearInput, columns: u32, box_rows: u32) -> Result<(XMap, u32)> {
     let sizes = [u64::from(columns), x.rows];
-    encode(x, sizes, [x.pitch * ELEMENT], [WIDE_COLUMNS as u32, box_rows])
+    encode(x, sizes, [x.pitch * ELEMENT], [FAST128_COLUMNS as u32, box_rows])
 }
 
-/// The map of up to [`ORDER_ROWS`] rows of x: columns of a block, rows, blocks. `None` as in
+/// The map of up to [`ORDER_ROWS`] rows of x: columns of a block, rows, blocks; 1 or 0 as in
 /// [`map_of`].
-fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<Option<XMap>> {
+fn map_of_blocks(x: LinearInput, columns: u32, box_rows: u32) -> Result<(XMap, u32)> {
     let blocks = u64::from(columns) / SPLIT_COLUMNS;
     if blocks == 0 {
-        return Ok(None);
+        return Ok((XMap::default(), 0));
     }
     let pitches = [x.pitch * ELEMENT, SPLIT_COLUMNS * ELEMENT];
     encode(
         x,
         [SPLIT_COLUMNS, x.rows, blocks],
         pitches,
-        [SPLIT_COLUMNS as u32, box_rows, FEW_BLOCKS],
+        [SPLIT_COLUMNS as u32, box_rows, ORDER_BLOCKS],
     )
 }
 
@@ -411,12 +434,12 @@ fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
     sizes: [u64; DIMENSIONS],
     pitches: [u64; PITCHES],
     boxes: [u32; DIMENSIONS],
-) -> Result<Option<XMap>> {
+) -> Result<(XMap, u32)> {
     const { assert!(PITCHES + 1 == DIMENSIONS) };
-    if !(x.pointer | pitches[0]).is_multiple_of(ALIGNMENT) || pitches[0] >= PITCH_END {
-        return Ok(None);
-    }
     let mut map = XMap::default();
+    if !(x.pointer | pitches[0]).is_multiple_of(ALIGNMENT) || pitches[0] >= PITCH_END {
+        return Ok((map, 0));
+    }
     let every = [1_u32; DIMENSIONS];
     // SAFETY: the map has its size and alignment; each dimension has a size, a box and a stride,
     // and each but the first a pitch. The driver reads nothing of x.
@@ -437,5 +460,5 @@ fn encode<const DIMENSIONS: usize, const PITCHES: usize>(
         )
     };
     result.result().or_fault("describing x to the GPU")?;
-    Ok(Some(map))
+    Ok((map, 1))
 }

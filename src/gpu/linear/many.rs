@@ -5,79 +5,81 @@ use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};
 
 /// Most splits of a matrix's columns, and most blocks per cluster.
-pub(super) const WIDE_SPLITS: u64 = 8;
+pub(super) const FAST128_SPLITS: u64 = 8;
 /// Columns per stage.
-pub(super) const WIDE_COLUMNS: u64 = 64;
-/// Most strips per block, for [`WIDE_CLASSES`].
-const WIDE_STRIPS: u64 = 8;
-/// Strips per group, for [`LARGE_CLASSES`]. Groups of [`HALF_STRIPS`] decode more slowly for each
+pub(super) const FAST128_COLUMNS: u64 = 64;
+/// Most strips per block, for [`FAST128_CLASSES`].
+const FAST128_STRIPS: u64 = 8;
+/// Strips per group, for [`FAST256_CLASSES`]. Groups of [`HALF_STRIPS`] decode more slowly for each
 /// product, but there are twice as many of them for the multiprocessors.
-const LARGE_STRIPS: u64 = 4;
+const FAST256_STRIPS: u64 = 4;
 const HALF_STRIPS: u64 = 2;
-/// Bytes of the sums that a block with groups of [`LARGE_STRIPS`] keeps in memory or hands over.
-const LARGE_PARTIAL_BYTES: u64 = 3 * LARGE_STRIPS * STRIP_ROWS * LARGE_CLASSES[1] * 4;
+/// Bytes of the sums that a block with groups of [`FAST256_STRIPS`] keeps in memory or hands over.
+const FAST256_PARTIAL_BYTES: u64 = 3 * FAST256_STRIPS * STRIP_ROWS * FAST256_CLASSES[1] * 4;
 /// Values also compiled into the kernels.
 pub(super) const MANY_SPLIT: [u64; 7] = [
-    WIDE_STRIPS,
-    LARGE_STRIPS,
+    FAST128_STRIPS,
+    FAST256_STRIPS,
     HALF_STRIPS,
-    WIDE_COLUMNS,
-    WIDE_SPLITS,
-    LARGE_CLASSES[1],
-    LARGE_PARTIAL_BYTES,
+    FAST128_COLUMNS,
+    FAST128_SPLITS,
+    FAST256_CLASSES[1],
+    FAST256_PARTIAL_BYTES,
 ];
 
 /// Most rows of x per band, of each kernel whose blocks have strips of one split.
-pub(super) const WIDE_CLASSES: [u64; 3] = [32, 64, 128];
+pub(super) const FAST128_CLASSES: [u64; 3] = [32, 64, 128];
 /// Most rows of x per band, of each kernel whose blocks have even shares of all stages; for more
 /// than 128 rows of x.
-pub(super) const LARGE_CLASSES: [u64; 2] = [192, 256];
+pub(super) const FAST256_CLASSES: [u64; 2] = [192, 256];
 /// Most rows of x that one launch multiplies. 12 bands by 11 shares are all 132 blocks that an H100
 /// or H200 runs at once. Several launches take less time than one with more rows, probably because
 /// L2 does not hold the columns of x that its blocks read
 /// (`benches/record/2026-11-28-many-rows-h100.md`).
-pub(super) const MANY_ROWS: u64 = 12 * LARGE_CLASSES[1];
+pub(super) const MANY_ROWS: u64 = 12 * FAST256_CLASSES[1];
 /// Most splits to choose from if the caller asks for none.
 const FREE_SPLITS: u64 = 4;
 
-/// Clusters of 1 to [`WIDE_SPLITS`] blocks that an H100 runs at once, on [`BLOCKS`]
+/// Clusters of 1 to [`FAST128_SPLITS`] blocks that an H100 runs at once, on [`BLOCKS`]
 /// multiprocessors.
-const CLUSTERS: [u64; WIDE_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
-/// Nanoseconds per stage on an H100, for each of [`WIDE_CLASSES`]: a fixed part, and a part per
+const CLUSTERS: [u64; FAST128_SPLITS as usize] = [132, 66, 39, 30, 22, 17, 15, 15];
+/// Nanoseconds per stage on an H100, for each of [`FAST128_CLASSES`]: a fixed part, and a part per
 /// strip (`benches/record/2026-11-26-exact-order-wide.md`).
-const WIDE_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
-/// Nanoseconds per stage, for each of [`LARGE_CLASSES`], with groups of [`LARGE_STRIPS`] on an H100
-/// and of [`HALF_STRIPS`] on an H200 (`benches/record/2026-11-29-half-groups-h200.md`).
-const LARGE_STAGE: [u64; 2] = [600, 720];
+const FAST128_STAGE: [(u64, u64); 3] = [(110, 53), (110, 64), (120, 84)];
+/// Nanoseconds per stage, for each of [`FAST256_CLASSES`], with groups of [`FAST256_STRIPS`] on an
+/// H100 and of [`HALF_STRIPS`] on an H200 (`benches/record/2026-11-29-half-groups-h200.md`).
+const FAST256_STAGE: [u64; 2] = [600, 720];
 const HALF_STAGE: [u64; 2] = [340, 440];
 /// Nanoseconds per block besides its stages; additional ones if sums meet in a cluster, and if a
 /// chain is handed over.
 const ENDS: u64 = 4000;
 const MEETING: u64 = 1500;
 const HANDING: u64 = 15_000;
-/// Percent of [`LARGE_STAGE`] that a stage takes if shares end inside a group, for x of up to so
+/// Percent of [`FAST256_STAGE`] that a stage takes if shares end inside a group, for x of up to so
 /// many bytes, as measured (`benches/record/2026-11-28-many-rows-h100.md`). Blocks of different
 /// shares then read different columns of x, of which L2 (50 MB) holds a part.
 const HANDED_STAGE: [(u64, u64); 3] = [(16 << 20, 100), (40 << 20, 120), (u64::MAX, 190)];
 
-/// How a launch multiplies.
+/// How a launch multiplies 17 or more rows of x by matrices in the fast layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Many {
+#[repr(C)]
+pub struct Many {
     /// Splits of the columns of each matrix.
-    pub(super) splits: [u8; MATRICES],
-    /// The kernel: one of [`WIDE_CLASSES`] or [`LARGE_CLASSES`].
-    pub(super) class: u64,
+    pub splits: [u8; MATRICES],
+    /// The kernel: 32, 64, 128, 192 or 256 rows of x.
+    pub class: u64,
     /// Rows of x per band; the last band may have fewer.
-    pub(super) band_rows: u64,
-    pub(super) blocks: u64,
-    /// Blocks per cluster; for [`LARGE_CLASSES`] two blocks share x.
-    pub(super) cluster: u64,
-    /// Most strips per block; for [`LARGE_CLASSES`] per group.
-    pub(super) strips: u64,
-    /// Stages per share; 0 for [`WIDE_CLASSES`].
-    pub(super) share_stages: u64,
+    pub band_rows: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// Blocks per cluster; from class 192 on two blocks share x.
+    pub cluster: u64,
+    /// Most strips per block; from class 192 on per group.
+    pub strips: u64,
+    /// Stages per share from class 192 on, otherwise 0.
+    pub share_stages: u64,
     /// Expected nanoseconds.
-    time: u64,
+    pub time: u64,
 }
 
 impl Many {
@@ -91,11 +93,10 @@ impl Many {
         if self.share_stages > 0 { self.band_rows / self.cluster } else { self.band_rows }
     }
 
-    /// Plans the product by up to [`MATRICES`] matrices with these rows and `columns` columns, and
-    /// up to [`MANY_ROWS`] rows of x, on a GPU that runs `processors` blocks at once. Each matrix
-    /// has the splits that a caller asks for, or 0 for the fastest, which do not depend on
-    /// `processors`.
-    pub(super) fn new(
+    /// Plans the product by up to eight matrices with these rows and `columns` columns, and
+    /// 17 to 3072 rows of x, on a GPU that runs `processors` blocks at once. Each matrix has the
+    /// splits that a caller asks for, or 0 for the fastest, which do not depend on `processors`.
+    pub fn new(
         matrices: impl Iterator<Item = (u64, u64)>,
         columns: u64,
         x_rows: u64,
@@ -112,24 +113,28 @@ impl Many {
     }
 
     /// Most bytes of sums in memory, of matrices with these rows and up to this many rows of x.
-    pub(super) fn partial_bytes(rows: &[u64], x_rows: u64, processors: u64) -> u64 {
-        if x_rows <= WIDE_CLASSES[2] {
+    pub(super) fn partial_bytes(
+        rows: impl Iterator<Item = u64>,
+        x_rows: u64,
+        processors: u64,
+    ) -> u64 {
+        if x_rows <= FAST128_CLASSES[2] {
             return 0;
         }
-        let groups: u64 = rows.iter().map(|rows| rows.div_ceil(LARGE_STRIPS * STRIP_ROWS)).sum();
-        let bands = x_rows.min(MANY_ROWS).div_ceil(LARGE_CLASSES[0]);
-        (groups * bands).min(processors.max(bands)) * LARGE_PARTIAL_BYTES
+        let groups: u64 = rows.map(|rows| rows.div_ceil(FAST256_STRIPS * STRIP_ROWS)).sum();
+        let bands = x_rows.min(MANY_ROWS).div_ceil(FAST256_CLASSES[0]);
+        (groups * bands).min(processors.max(bands)) * FAST256_PARTIAL_BYTES
     }
 }
 
 /// The number of splits with which the product is fastest, by shape and by the next larger number
 /// of rows that [`Linear`](super::Linear) documents.
 fn fastest_splits(rows: u64, columns: u64, x_rows: u64) -> u64 {
-    let classes = WIDE_CLASSES.into_iter().chain(LARGE_CLASSES);
+    let classes = FAST128_CLASSES.into_iter().chain(FAST256_CLASSES);
     let x_rows = classes
         .clone()
         .find(|&class| x_rows <= class)
-        .unwrap_or_else(|| x_rows.next_multiple_of(LARGE_CLASSES[1]));
+        .unwrap_or_else(|| x_rows.next_multiple_of(FAST256_CLASSES[1]));
     let time = |&splits: &u64| {
         let matrices = &[(rows, splits)];
         Shapes { matrices, columns, x_rows, processors: BLOCKS }.fastest().time
@@ -153,19 +158,19 @@ impl Shapes<'_> {
         // A larger cluster than the most splits need is useful only if other matrices have fewer
         // splits.
         let alike = self.matrices.iter().all(|&(_, splits)| splits == most);
-        let clusters = most..=if alike { most } else { WIDE_SPLITS };
+        let clusters = most..=if alike { most } else { FAST128_SPLITS };
         let mut all = Vec::with_capacity(64);
-        for class in 0..WIDE_CLASSES.len() {
+        for class in 0..FAST128_CLASSES.len() {
             for cluster in clusters.clone() {
                 // Even: a group of warps takes as long for one strip as for two.
-                let strips = (2..=WIDE_STRIPS).step_by(2);
+                let strips = (2..=FAST128_STRIPS).step_by(2);
                 all.extend(strips.map(|strips| self.wide(class, cluster, strips)));
             }
         }
-        if self.x_rows > WIDE_CLASSES[2] {
-            for class in 0..LARGE_CLASSES.len() {
+        if self.x_rows > FAST128_CLASSES[2] {
+            for class in 0..FAST256_CLASSES.len() {
                 all.push(self.large(class, HALF_STRIPS, HALF_STAGE[class]));
-                all.push(self.large(class, LARGE_STRIPS, LARGE_STAGE[class]));
+                all.push(self.large(class, FAST256_STRIPS, FAST256_STAGE[class]));
             }
         }
         all.into_iter().min_by_key(|many| many.time).expect("each class has some")
@@ -186,7 +191,7 @@ impl Shapes<'_> {
     }
 
     fn wide(&self, class: usize, cluster: u64, strips: u64) -> Many {
-        let (rows, (least, each)) = (WIDE_CLASSES[class], WIDE_STAGE[class]);
+        let (rows, (least, each)) = (FAST128_CLASSES[class], FAST128_STAGE[class]);
         let clusters = self.matrices.iter().map(|&(rows, splits)| {
             rows.div_ceil(STRIP_ROWS).div_ceil(strips).div_ceil(cluster / splits)
         });
@@ -203,8 +208,8 @@ impl Shapes<'_> {
 
     /// `strips`: of a group; `stage`: nanoseconds.
     fn large(&self, class: usize, strips: u64, stage: u64) -> Many {
-        let rows = LARGE_CLASSES[class];
-        let (bands, group) = (self.bands(rows), self.columns.div_ceil(WIDE_COLUMNS));
+        let rows = FAST256_CLASSES[class];
+        let (bands, group) = (self.bands(rows), self.columns.div_ceil(FAST128_COLUMNS));
         let groups = self.matrices.iter().map(|(rows, _)| rows.div_ceil(strips * STRIP_ROWS));
         let all = groups.sum::<u64>() * group;
         let even = all.div_ceil((self.processors / bands).max(1)).max(group);
@@ -228,7 +233,9 @@ impl Shapes<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCKS, MANY_ROWS, Many, WIDE_CLASSES, WIDE_SPLITS, WIDE_STRIPS, fastest_splits};
+    use super::{
+        BLOCKS, FAST128_CLASSES, FAST128_SPLITS, FAST128_STRIPS, MANY_ROWS, Many, fastest_splits,
+    };
     use crate::gpu::linear::split::has_columns;
 
     fn of(rows: u64, columns: u64, splits: u64, x_rows: u64) -> Many {
@@ -240,7 +247,9 @@ mod tests {
         for rows in (1..200_000).step_by(21_001) {
             for columns in (8..40_000).step_by(6120) {
                 for x_rows in [17, 32, 33, 100, 128, 129, 200, 384, 1000, MANY_ROWS] {
-                    for splits in (0..=WIDE_SPLITS).filter(|&s| s == 0 || has_columns(columns, s)) {
+                    for splits in
+                        (0..=FAST128_SPLITS).filter(|&s| s == 0 || has_columns(columns, s))
+                    {
                         check(of(rows, columns, splits, x_rows), rows, columns, x_rows);
                     }
                 }
@@ -259,7 +268,7 @@ mod tests {
         if many.share_stages > 0 {
             let stages = columns.div_ceil(64);
             let all = rows.div_ceil(32 * many.strips) * stages;
-            assert!(x_rows > WIDE_CLASSES[2] && many.share_stages >= stages, "{shape}");
+            assert!(x_rows > FAST128_CLASSES[2] && many.share_stages >= stages, "{shape}");
             assert!(many.blocks <= BLOCKS && many.blocks / bands * many.share_stages >= all);
             let bytes = many.blocks * 98_304 * many.strips;
             if many.cluster > 1 {
@@ -268,11 +277,11 @@ mod tests {
                 assert!(shares.is_multiple_of(2) && many.band_rows.is_multiple_of(16), "{shape}");
                 assert!(many.share_stages.is_multiple_of(stages), "{shape}");
             }
-            assert!(bytes <= Many::partial_bytes(&[rows], x_rows, BLOCKS), "{shape}");
+            assert!(bytes <= Many::partial_bytes([rows].into_iter(), x_rows, BLOCKS), "{shape}");
         } else {
             let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
             assert!(groups * many.strips >= rows.div_ceil(32), "{shape}");
-            assert!((1..=WIDE_STRIPS).contains(&many.strips) && many.cluster <= WIDE_SPLITS);
+            assert!((1..=FAST128_STRIPS).contains(&many.strips) && many.cluster <= FAST128_SPLITS);
         }
     }
 

@@ -322,11 +322,7 @@ impl Matrix {
 
     pub(super) fn task(&self) -> LinearMatrix {
         let (strip, tile) = (self.rows.start / STRIP_ROWS, self.columns.start / TILE_COLUMNS);
-        let slice = LinearMatrix {
-            rows: self.row_count() as u32,
-            first_column: self.columns.start as u32,
-            ..LinearMatrix::default()
-        };
+        let first_column = self.columns.start as u32;
         match &self.arrays {
             MatrixArrays::Stored(stored) => {
                 let TileSource { arrays, columns, tiles_across, .. } = stored.source;
@@ -337,7 +333,7 @@ impl Matrix {
                     table: arrays.table,
                     rest_count: arrays.bitstream_bytes,
                     whole_columns: columns as u32,
-                    ..slice
+                    first_column,
                 }
             }
             MatrixArrays::Fast(fast) => {
@@ -349,7 +345,7 @@ impl Matrix {
                     table: fast.strips.patches(strip),
                     rest_count: fast.exceptions,
                     whole_columns: fast.strips.columns as u32,
-                    ..slice
+                    first_column,
                 }
             }
         }

@@ -12,7 +12,6 @@
 pub(super) mod arrival;
 mod crossover;
 mod decode;
-mod decoded;
 pub(super) mod fast;
 mod grouped;
 pub(super) mod kernels;
@@ -24,12 +23,17 @@ mod prefetch;
 mod product;
 mod split;
 pub(super) mod task;
+mod tile64;
 mod tiles;
 mod transcode;
 
 pub use decode::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub use launch::{LinearInput, LinearOutput};
+pub use many::Many;
 pub use matrix::Matrix;
 pub use product::Linear;
+pub use split::Split;
+pub use tile64::Tile64Demand;
+pub use tiles::{BlockShape, BlockWork, Tile2, TileDemand};
 pub use transcode::{FastPacker, Transcoded};

@@ -42,26 +42,24 @@ impl LastLaunch {
     }
 }
 
-/// First reads of a launch by matrices of `columns` columns: the beginning of each split of each
-/// strip of the first [`PREFETCHES`] matrices.
+/// First reads of a launch by matrices with these rows and `columns` columns: the beginning of each
+/// split of each strip of the first [`PREFETCHES`] matrices.
 pub(super) fn first_reads(
-    matrices: &[LinearMatrix],
+    matrices: &[(LinearMatrix, u64)],
     columns: u64,
     splits: impl Iterator<Item = u64> + Clone,
 ) -> Prefetches {
     let mut reads = Prefetches::default();
     let splits = splits.map(|splits| splits.max(1));
     let all = || matrices.iter().zip(splits.clone()).take(PREFETCHES);
-    let pieces = |(matrix, splits): (&LinearMatrix, u64)| {
-        u64::from(matrix.rows).div_ceil(STRIP_ROWS) * splits
-    };
-    let each = BYTES / all().map(pieces).sum::<u64>().max(1);
-    for (read, (matrix, splits)) in reads.iter_mut().zip(all()) {
+    let pieces = |rows: u64, splits| rows.div_ceil(STRIP_ROWS) * splits;
+    let each = BYTES / all().map(|(&(_, rows), splits)| pieces(rows, splits)).sum::<u64>().max(1);
+    for (read, (&(matrix, rows), splits)) in reads.iter_mut().zip(all()) {
         let split_pitch = strip_bytes(split_blocks(columns, splits) * SPLIT_COLUMNS);
         let last = strip_bytes(columns) - (splits - 1) * split_pitch;
         let bytes = each.min(split_pitch).min(last).min(MOST_PIECE) / ALIGNMENT * ALIGNMENT;
         // No truncation: more pieces than fit have no bytes each.
-        let pieces = if bytes > 0 { pieces((matrix, splits)) } else { 0 };
+        let pieces = if bytes > 0 { pieces(rows, splits) } else { 0 };
         *read = LinearPrefetch {
             data: matrix.data,
             strip_pitch: strip_bytes(matrix.whole_columns.into()),
@@ -103,7 +101,7 @@ mod tests {
     fn prefetches_stay_in_their_matrix() {
         // Rows, columns of the whole and of a slice, splits.
         for (rows, whole, columns, splits) in [
-            (6144_u64, 4096, 4096, 1),
+            (6144, 4096, 4096, 1),
             (4096, 4096, 4096, 5),
             (33, 25_600, 25_600, 10),
             (1, 8, 8, 1),
@@ -114,19 +112,15 @@ mod tests {
             (256, 25_600, 25_600, 1),
             (32, 65_536, 65_536, 1),
         ] {
-            let matrix = LinearMatrix {
-                rows: rows as u32,
-                whole_columns: whole as u32,
-                ..LinearMatrix::default()
-            };
-            let read = first_reads(&[matrix], columns, [splits].into_iter())[0];
+            let matrix = LinearMatrix { whole_columns: whole, ..LinearMatrix::default() };
+            let read = first_reads(&[(matrix, rows)], columns, [splits].into_iter())[0];
             let (pieces, bytes) = (u64::from(read.pieces), u64::from(read.bytes));
             assert!(pieces * bytes <= BYTES && bytes % 16 == 0, "{rows} x {columns}");
             assert!(bytes < 1 << 20, "{rows} x {columns}: {bytes}");
             assert_eq!(pieces > 0, bytes > 0, "{rows} x {columns}");
             let end = (splits - 1) * u64::from(read.split_pitch) + bytes;
             assert!(end <= strip_bytes(columns), "{rows} x {columns}: {end}");
-            assert_eq!(read.strip_pitch, strip_bytes(whole));
+            assert_eq!(read.strip_pitch, strip_bytes(whole.into()));
         }
     }
 }

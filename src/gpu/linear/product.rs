@@ -3,7 +3,7 @@
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
-use super::launch::{LinearInput, LinearOutput, ProductLaunch};
+use super::launch::{Call, LinearInput, LinearOutput, ProductLaunch};
 use super::{kernels::too_little_shared_memory, matrix::Matrix};
 use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
@@ -148,9 +148,10 @@ impl Linear {
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };
+                let call = Call { x, outputs, first, workspace, stream, status };
                 // SAFETY: `self` keeps the matrices, and `check` saw pitches and addresses; the
                 // rest is the caller's promise.
-                unsafe { launch.run(kernels, x, (outputs, first), workspace, stream, status) }?;
+                unsafe { launch.run(kernels, &call) }?;
             }
         }
         Ok(())

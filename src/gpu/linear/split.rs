@@ -1,6 +1,6 @@
 //! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
 
-use super::task::{BAND_ROWS, MATRICES, ROWS, STRIP_ROWS, tiles_across};
+use super::task::{BAND_ROWS, MATRICES, Order, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
 
 /// Every split of K but the last has a multiple of this many columns.
@@ -21,19 +21,19 @@ pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
 
 /// Most splits of strips that a block multiplies at once, by up to [`ROWS`] rows of x in the order
 /// of a plan of the sum. With several bands of [`BAND_ROWS`] rows it has as many warps.
-const FEW_UNITS: u64 = 6;
+const ORDER_UNITS: u64 = 6;
 /// The same for a band of more rows: shared memory then has room for three stages or more.
-const FEW_UNITS_OF_MORE_ROWS: u64 = 4;
+const ORDER_UNITS_OF_MORE_ROWS: u64 = 4;
 /// Warps of such a block that bring data to the others. Each unit has two of these for each band.
-const FEW_HELPERS: u64 = 8;
+const ORDER_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
-pub(super) const FEW_SPLIT: [u64; 2] = [FEW_UNITS, FEW_HELPERS];
+pub(super) const ORDER_SPLIT: [u64; 2] = [ORDER_UNITS, ORDER_HELPERS];
 /// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: so many take as long as reading.
-const FEW_CHAIN: u64 = 64;
+const ORDER_CHAIN: u64 = 64;
 
 /// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct FewMatrix {
+pub(super) struct OrderPart {
     pub(super) splits: u64,
     /// Length of each split but the last, in blocks of [`SPLIT_COLUMNS`].
     pub(super) length: u64,
@@ -45,10 +45,24 @@ pub(super) struct FewMatrix {
     pub(super) first_strip: u64,
 }
 
+impl OrderPart {
+    /// What the kernel is told.
+    pub(super) fn share(&self) -> Order {
+        Order {
+            first_strip: self.first_strip as u32,
+            splits: self.splits as u32,
+            length: self.length as u32,
+            pass_splits: self.pass_splits as u32,
+            // Both are small.
+            strips: ((0x1_0000 / self.pass_splits + 1) << 8 | self.strips) as u32,
+        }
+    }
+}
+
 /// How blocks multiply by all matrices of a launch, in that order of the sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Few {
-    pub(super) matrices: Vec<FewMatrix>,
+pub(super) struct OrderPlan {
+    pub(super) matrices: Vec<OrderPart>,
     /// Splits of strips at once, and at most of one strip.
     pub(super) units: u64,
     pub(super) pass_splits: u64,
@@ -58,7 +72,7 @@ pub(super) struct Few {
     bands: u64,
 }
 
-impl Few {
+impl OrderPlan {
     /// Plans the product of up to `x_rows` rows by matrices with these rows and `columns` columns,
     /// on a GPU that runs `blocks` blocks at once. Each matrix has the splits that a caller asks
     /// for, or 0 for the fastest.
@@ -70,13 +84,13 @@ impl Few {
     ) -> Self {
         let bands = x_rows.div_ceil(BAND_ROWS);
         let most_units = match bands {
-            1 if x_rows > ROWS => FEW_UNITS_OF_MORE_ROWS,
-            bands => FEW_UNITS / bands,
+            1 if x_rows > ROWS => ORDER_UNITS_OF_MORE_ROWS,
+            bands => ORDER_UNITS / bands,
         };
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
             let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
-            matrices.push(FewMatrix {
+            matrices.push(OrderPart {
                 splits,
                 length: split_blocks(columns, splits),
                 pass_splits: splits.div_ceil(splits.div_ceil(most_units)),
@@ -88,7 +102,7 @@ impl Few {
         let blocks = strips.min(blocks.into()).max(1);
         let most = strips.div_ceil(blocks);
         // Takes as many strips at once as there is room for, evenly.
-        let at_once = |matrix: &FewMatrix| {
+        let at_once = |matrix: &OrderPart| {
             let room = most_units / matrix.pass_splits;
             if matrix.splits > most_units { 1 } else { most.div_ceil(most.div_ceil(room)) }
         };
@@ -105,7 +119,7 @@ impl Few {
 
     /// Threads per block.
     pub(super) fn threads(&self) -> u32 {
-        (FEW_HELPERS + 2 * self.bands * self.units) as u32 * LANES
+        (ORDER_HELPERS + 2 * self.bands * self.units) as u32 * LANES
     }
 }
 
@@ -115,8 +129,8 @@ impl Few {
 fn fast_splits(rows: u64, columns: u64) -> u64 {
     let strips = rows.div_ceil(STRIP_ROWS).div_ceil(BLOCKS);
     let blocks = columns.div_ceil(SPLIT_COLUMNS);
-    let most = (FEW_UNITS / strips.min(FEW_UNITS)).max(1);
-    let wanted = blocks.div_ceil(FEW_CHAIN).clamp(1, most);
+    let most = (ORDER_UNITS / strips.min(ORDER_UNITS)).max(1);
+    let wanted = blocks.div_ceil(ORDER_CHAIN).clamp(1, most);
     (1..=wanted).rev().find(|&splits| has_columns(columns, splits)).unwrap_or(1)
 }
 
@@ -132,18 +146,21 @@ const LEAST_TILES_A_SLICE: u64 = 4;
 /// Most items of the tail: `BLOCKS` and some more.
 const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
 
-/// How blocks share the strips of a matrix: `linear_split` of the kernels.
+/// How blocks share the strips of a matrix for up to 16 rows of x: as items.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Split {
+pub struct Split {
     /// Strips that are one item each.
-    pub(super) whole_strips: u64,
+    pub whole_strips: u64,
     /// Strips after them, rounded up to a group, each of several items: slices of its columns.
     tail: u64,
-    pub(super) slices: u64,
+    /// Number of slices.
+    pub slices: u64,
 }
 
 impl Split {
-    pub(super) const fn new(rows: u64, columns: u64) -> Self {
+    /// Shares a matrix of this shape, which alone decides, for the multiprocessors of the GPUs that
+    /// we have.
+    pub const fn new(rows: u64, columns: u64) -> Self {
         let (strips, tiles) = (rows.div_ceil(STRIP_ROWS), tiles_across(columns));
         let (tail, mut slices) = ((strips % BLOCKS).next_multiple_of(GROUP), 1);
         while slices < MOST_SLICES
@@ -158,12 +175,13 @@ impl Split {
         Self { whole_strips: strips - strips % BLOCKS, tail, slices }
     }
 
-    pub(super) const fn items(self) -> u64 {
+    /// Number of items.
+    pub const fn items(self) -> u64 {
         self.whole_strips + self.tail * self.slices
     }
 
     /// Number of items whose sums meet in memory.
-    pub(super) const fn partials(self) -> u64 {
+    pub const fn partials(self) -> u64 {
         if self.slices > 1 { self.tail * self.slices } else { 0 }
     }
 }
@@ -175,7 +193,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 #[cfg(test)]
 mod tests {
-    use super::{Few, GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, Split, has_columns};
+    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, OrderPlan, Split, has_columns};
 
     /// Asserts that it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
@@ -209,7 +227,7 @@ mod tests {
     #[test]
     fn splits_of_strips_are_shared_out_among_blocks() {
         let planned = |shapes: &[(u64, u64)], columns, x_rows| {
-            let few = Few::new(shapes.iter().copied(), columns, x_rows, 132);
+            let few = OrderPlan::new(shapes.iter().copied(), columns, x_rows, 132);
             let each = few.matrices.iter();
             let each = each.map(|m| [m.splits, m.length, m.pass_splits, m.strips, m.first_strip]);
             ([few.units, few.pass_splits, few.strips, few.blocks], each.collect::<Vec<_>>())
@@ -223,7 +241,7 @@ mod tests {
         assert_eq!(planned(&[(5120, 10)], 25_600, 32).1, [[10, 40, 4, 1, 0]]);
         // Bands share a block's warps.
         assert_eq!(planned(&[(5120, 10)], 25_600, 64).1, [[10, 40, 3, 1, 0]]);
-        let bands = Few::new([(6144, 1)].into_iter(), 4096, 64, 132);
+        let bands = OrderPlan::new([(6144, 1)].into_iter(), 4096, 64, 132);
         assert_eq!((bands.units, bands.threads()), (2, (8 + 2 * 2 * 2) * 32));
         let (all, each) = of(&[(1024, 2), (33, 3), (160, 10)], 4096);
         assert_eq!(all, [5, 5, 39, 39]);

@@ -25,7 +25,7 @@ pub(super) const PREFETCHES: usize = 4;
 /// Most rows of x of a launch; in the fast layout more with compute capability 9.0.
 pub(super) const ROWS: u64 = 16;
 /// Most rows of x of the smaller one of two kernels.
-pub(super) const FEW_ROWS: u64 = 8;
+pub(super) const ROWS_8: u64 = 8;
 /// Most rows of x that the kernels for few rows multiply in the order of a plan of the sum.
 pub(super) const ORDER_ROWS: u64 = 64;
 /// Most rows of x that a warp of these kernels multiplies.
@@ -76,7 +76,7 @@ pub(in crate::gpu) const fn good_exceptions(weights: u64) -> u64 {
     weights / 256
 }
 
-/// A matrix of a launch, and the place of its product.
+/// A matrix of a launch.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, align(16))]
 pub(super) struct LinearMatrix {
@@ -86,21 +86,53 @@ pub(super) struct LinearMatrix {
     /// The decode table of `tile`, or the patches of the fast layout.
     pub(super) table: u64,
     pub(super) rest_count: u64,
-    pub(super) bias: u64,
-    pub(super) y: u64,
-    pub(super) y_pitch: u64,
-    pub(super) rows: u32,
-    pub(super) whole_strips: u32,
-    pub(super) slices: u32,
-    pub(super) first_item: u32,
-    /// Index of the counter of its first strip.
-    pub(super) first_strip: u32,
-    pub(super) first_partial: u32,
     /// Columns of the matrix from which this is a slice; its own if it is none.
     pub(super) whole_columns: u32,
     /// First column of the slice in that matrix: a multiple of 256.
     pub(super) first_column: u32,
 }
+
+/// A matrix, the place of its product, and how blocks share it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(16))]
+pub(super) struct ProductMatrix<T> {
+    pub(super) matrix: LinearMatrix,
+    pub(super) y: u64,
+    pub(super) y_pitch: u64,
+    pub(super) bias: u64,
+    pub(super) rows: u32,
+    pub(super) share: T,
+}
+
+/// How blocks share a matrix as items: [`Split`](super::split::Split).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Items {
+    pub(super) first_item: u32,
+    pub(super) whole_strips: u32,
+    pub(super) slices: u32,
+    /// Index of the counter of its first strip.
+    pub(super) first_strip: u32,
+    pub(super) first_partial: u32,
+}
+
+/// How blocks share a matrix in the order of a plan of the sum:
+/// [`OrderPart`](super::split::OrderPart).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Order {
+    pub(super) first_strip: u32,
+    pub(super) splits: u32,
+    pub(super) length: u32,
+    pub(super) pass_splits: u32,
+    /// Strips at once, and from bit 8 on 2^16 / `pass_splits` + 1.
+    pub(super) strips: u32,
+}
+
+/// Splits of a matrix's columns.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Splits(pub(super) u32);
 
 /// A `CUtensorMap`, by which the GPU copies x in boxes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -121,46 +153,98 @@ pub(super) struct LinearPrefetch {
     pub(super) bytes: u32,
 }
 
-/// A launch of a kernel that multiplies.
+/// The argument of a kernel that multiplies. `T`: what its family reads besides.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C, align(64))]
-pub(super) struct LinearLaunch {
+#[repr(C, align(16))]
+pub(super) struct LinearLaunch<M, T> {
     pub(super) x: u64,
     pub(super) x_pitch: u64,
     pub(super) x_rows: u32,
     pub(super) columns: u32,
     pub(super) matrix_count: u32,
-    pub(super) items: u32,
+    pub(super) status: u64,
+    pub(super) matrices: [ProductMatrix<M>; MATRICES],
+    pub(super) of: T,
+}
+
+/// Up to [`ROWS`] rows of x by the fast layout.
+pub(super) type Fast16Launch = LinearLaunch<Items, Fast16>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Fast16 {
     pub(super) counters: u64,
     pub(super) partials: u64,
-    pub(super) status: u64,
-    /// For more than [`ROWS`] rows by the fast layout: splits of the columns of each matrix.
-    pub(super) splits: [u8; MATRICES],
-    /// For more than [`ROWS`] rows by the fast layout: strips per block.
-    pub(super) wide_strips: u32,
-    /// For matrices as stored: items whose sums a block has in flight at once, 1 or 2.
-    pub(super) tile_sets: u32,
-    /// In the order of a plan of the sum, and for more than [`ROWS`] rows: 1 if `x_map` is set.
-    pub(super) x_mapped: u32,
-    /// For matrices as stored: decode tables that a block holds at once, 1, 2 or 4.
-    pub(super) tile_tables: u32,
-    /// In the order of a plan of the sum: splits of strips that a block multiplies at once, and
-    /// most of one strip.
-    pub(super) few_units: u32,
-    pub(super) few_splits: u32,
-    /// In the order of a plan of the sum: strips of each block, and number of blocks with one more.
-    pub(super) few_each: u32,
-    pub(super) few_more: u32,
-    pub(super) matrices: [LinearMatrix; MATRICES],
-    /// For matrices as stored, up to [`ROWS`] rows of x: bytes of a slot, which holds a tile's
-    /// bits.
-    pub(super) tile_slot_bytes: u32,
-    /// For more rows by the fast layout: stages per share.
-    pub(super) share_stages: u32,
+    pub(super) items: u32,
+}
+
+/// Up to [`ROWS`] rows by matrices as stored.
+pub(super) type Tile16Launch = LinearLaunch<Items, Tile16>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Tile16 {
+    pub(super) counters: u64,
+    pub(super) partials: u64,
+    pub(super) items: u32,
+    /// Items whose sums a block has in flight at once, 1 or 2.
+    pub(super) sets: u32,
+    /// Decode tables that a block holds at once, 1, 2 or 4.
+    pub(super) tables: u32,
+    /// Bytes of a slot, which holds a tile's bits.
+    pub(super) slot_bytes: u32,
+}
+
+/// More rows by matrices as stored.
+pub(super) type Tile64Launch = LinearLaunch<(), Tile64>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Tile64 {
+    pub(super) counters: u64,
+    pub(super) partials: u64,
+    /// Stages of decoded weights.
+    pub(super) stages: u32,
+}
+
+/// Up to [`ORDER_ROWS`] rows by the fast layout in the order of a plan of the sum.
+pub(super) type OrderLaunch = LinearLaunch<Order, Order64>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Order64 {
     pub(super) x_map: XMap,
-    /// In the order of a plan of the sum, and for 17 to 128 rows: weights that the next product is
-    /// expected to read first.
     pub(super) prefetches: [LinearPrefetch; PREFETCHES],
+    /// 1 if `x_map` is set.
+    pub(super) x_mapped: u32,
+    /// Splits of strips that a block multiplies at once, and most of one strip.
+    pub(super) units: u32,
+    pub(super) splits: u32,
+    /// Strips of each block, and number of blocks with one more.
+    pub(super) each: u32,
+    pub(super) more: u32,
+}
+
+/// 17 or more rows by the fast layout, in bands of up to 128.
+pub(super) type Fast128Launch = LinearLaunch<Splits, Fast128>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Fast128 {
+    pub(super) x_map: XMap,
+    pub(super) prefetches: [LinearPrefetch; PREFETCHES],
+    /// 1 if `x_map` is set.
+    pub(super) x_mapped: u32,
+    /// Strips per block.
+    pub(super) strips: u32,
+}
+
+/// 129 or more rows by the fast layout, in bands of up to 256.
+pub(super) type Fast256Launch = LinearLaunch<Splits, Fast256>;
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Fast256 {
+    pub(super) x_map: XMap,
+    pub(super) counters: u64,
+    pub(super) partials: u64,
+    /// 1 if `x_map` is set.
+    pub(super) x_mapped: u32,
+    pub(super) share_stages: u32,
 }
 
 pub(super) const MOST_EXPERTS: usize = 1024;
@@ -236,28 +320,32 @@ pub(super) struct UnpackTask {
 
 /// Rows of a matrix to decode, by their indices.
 #[derive(Clone, Copy, Debug, Default)]
-#[repr(C, align(16))]
+#[repr(C)]
 pub(super) struct GatherTask {
-    pub(super) data: u64,
-    pub(super) index: u64,
-    pub(super) rest: u64,
-    pub(super) table: u64,
-    pub(super) rest_count: u64,
+    pub(super) matrix: LinearMatrix,
     pub(super) indices: u64,
     pub(super) output: u64,
     pub(super) pitch: u64,
+    pub(super) status: u64,
     pub(super) rows: u32,
     pub(super) columns: u32,
     pub(super) count: u32,
     /// 1 if indices have 64 bits.
     pub(super) wide: u32,
-    pub(super) whole_columns: u32,
-    pub(super) first_column: u32,
-    pub(super) status: u64,
 }
 
 // SAFETY: `repr(C)` with the alignment and the fields of `kernels/linear_task.cuh`, only numbers.
-unsafe impl DeviceRepr for LinearLaunch {}
+unsafe impl DeviceRepr for Fast16Launch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Tile16Launch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Tile64Launch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for OrderLaunch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Fast128Launch {}
+// SAFETY: as above.
+unsafe impl DeviceRepr for Fast256Launch {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for GroupedLaunch {}
 // SAFETY: as above.

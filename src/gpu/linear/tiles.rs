@@ -5,7 +5,7 @@ use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
 use super::multiply::{allow_most_shared, run};
-use super::task::{FEW_ROWS, LinearLaunch, ROWS};
+use super::task::{ROWS, ROWS_8, Tile16, Tile16Launch};
 use crate::Result;
 use crate::gpu::fit::LANES;
 use crate::gpu::module::{Kernels, Module, config};
@@ -19,10 +19,10 @@ const LEAST_STAGE: u32 = 2048;
 /// The stages of a block together take a multiple of this many bytes.
 const STAGE_UNIT: u32 = 16;
 
-/// The kernel for the fewest rows of x; its blocks hold all of x in shared memory.
+/// The kernel `tile_2`, for one or two rows of x; its blocks hold all of x in shared memory.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct Fewest {
+pub struct Tile2 {
     /// Most warps that decode; 0 if there is no such kernel.
     warps: u32,
     /// Most rows of x.
@@ -32,7 +32,7 @@ pub(super) struct Fewest {
     after: u32,
 }
 
-impl Fewest {
+impl Tile2 {
     /// Bytes of x; `None` if there are more rows than the kernel takes, or x takes too much.
     fn bytes(self, x_rows: u32, columns: u32) -> Option<u32> {
         (x_rows <= self.rows).then_some(())?;
@@ -62,7 +62,7 @@ impl Fewest {
 /// Shared memory that blocks need, in bytes, and their numbers of warps, stages and tables.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct TileDemand {
+pub struct TileDemand {
     /// Warps that bring tiles to the others and add their sums.
     helpers: u32,
     /// Most warps that decode.
@@ -76,7 +76,7 @@ pub(super) struct TileDemand {
     stages: u32,
     /// Most items whose sums are in flight at once.
     most_sets: u32,
-    /// Additional bytes per warp, with more than [`FEW_ROWS`] rows of x.
+    /// Additional bytes per warp, with more than [`ROWS_8`] rows of x.
     most_warp: u32,
     /// Most decode tables at once.
     most_tables: u32,
@@ -84,24 +84,48 @@ pub(super) struct TileDemand {
 
 /// Most items and matrices that a block of a launch has.
 #[derive(Clone, Copy, Debug)]
-struct BlockWork {
-    items: u32,
-    matrices: u32,
+#[repr(C)]
+pub struct BlockWork {
+    /// Number of items.
+    pub items: u32,
+    /// Number of matrices.
+    pub matrices: u32,
 }
 
+/// How a block multiplies by matrices as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BlockShape {
+#[repr(C)]
+pub struct BlockShape {
     /// Warps that decode.
-    warps: u32,
-    tables: u32,
+    pub warps: u32,
+    /// Decode tables at once.
+    pub tables: u32,
     /// Items whose sums are in flight at once.
-    sets: u32,
-    shared: u32,
+    pub sets: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
     /// Bytes of `shared` for each of a warp's stages.
-    slot: u32,
+    pub slot: u32,
 }
 
 impl TileDemand {
+    /// The block for some rows of x, in so much shared memory, and whether its kernel is `tile_2`.
+    /// `staged`: most bytes of bitstream that a tile takes. `None` if common tiles do not fit.
+    pub fn plan(
+        self,
+        tile_2: Option<Tile2>,
+        (x_rows, columns): (u32, u32),
+        staged: u32,
+        work: BlockWork,
+        room: u32,
+    ) -> Option<(bool, BlockShape)> {
+        let tile_2 = tile_2.filter(|tile_2| tile_2.warps > 0);
+        let tile_2 =
+            tile_2.and_then(|tile_2| tile_2.shape(self, x_rows, columns, staged, work, room));
+        let others = || Some((false, self.shape(x_rows, staged, work, room)?));
+        tile_2.map(|shape| (true, shape)).or_else(others)
+    }
+
     /// Keeps sums of several items in flight, so that warps need not wait for each other, and
     /// tables of several matrices, so that no warp waits for one, unless warps or stages would have
     /// less room. `None` if common tiles do not fit.
@@ -158,16 +182,16 @@ impl TileDemand {
 
     /// Bytes of x that a warp has in shared memory.
     fn x_of_warp(self, x_rows: u32) -> u32 {
-        if u64::from(x_rows) <= FEW_ROWS { 0 } else { self.most_warp }
+        if u64::from(x_rows) <= ROWS_8 { 0 } else { self.most_warp }
     }
 }
 
 /// All kernels for tiles, in one context.
 #[derive(Debug)]
 pub(super) struct TileKernels {
-    fewest: Option<(CudaFunction, Fewest)>,
-    few: CudaFunction,
-    most: CudaFunction,
+    tile_2: Option<(CudaFunction, Tile2)>,
+    tile_8: CudaFunction,
+    tile_16: CudaFunction,
     pub(super) gather: CudaFunction,
     needs: TileDemand,
     /// Dynamic shared memory that a block may have.
@@ -179,16 +203,16 @@ impl TileKernels {
     pub(super) fn load(
         module: &Module<'_>,
         needs: TileDemand,
-        fewest: Fewest,
+        tile_2: Tile2,
         others: &Kernels,
     ) -> Result<Self> {
-        let [few, most] = [module.function("tile_8")?, module.function("tile_16")?];
+        let [tile_8, tile_16] = [module.function("tile_8")?, module.function("tile_16")?];
         let gather = module.function("tile_gather")?;
-        let of_fewest = (fewest.warps > 0).then(|| module.function("tile_2")).transpose()?;
-        let all: Vec<&CudaFunction> = [&few, &most].into_iter().chain(&of_fewest).collect();
+        let of_tile_2 = (tile_2.warps > 0).then(|| module.function("tile_2")).transpose()?;
+        let all: Vec<&CudaFunction> = [&tile_8, &tile_16].into_iter().chain(&of_tile_2).collect();
         let room = allow_most_shared(&all, others)?;
-        let fewest = of_fewest.map(|function| (function, fewest));
-        Ok(Self { fewest, few, most, gather, needs, room, processors: others.processors })
+        let tile_2 = of_tile_2.map(|function| (function, tile_2));
+        Ok(Self { tile_2, tile_8, tile_16, gather, needs, room, processors: others.processors })
     }
 
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, 0 if
@@ -210,31 +234,33 @@ impl TileKernels {
         early: bool,
         staged: u32,
         stream: &CudaStream,
-        launch: &LinearLaunch,
+        mut launch: Tile16Launch,
     ) -> Result<()> {
-        let LinearLaunch { x_rows, columns, items, matrix_count: matrices, .. } = *launch;
+        let Tile16Launch { x_rows, columns, matrix_count: matrices, .. } = launch;
+        let items = launch.of.items;
         let (needs, room) = (self.needs, self.room);
         let work = BlockWork { items: items.div_ceil(self.processors), matrices };
-        let fewest = self.fewest.as_ref().and_then(|(function, fewest)| {
-            Some((function, fewest.shape(needs, x_rows, columns, staged, work, room)?))
-        });
-        let (function, shape) = fewest.unwrap_or_else(|| {
-            let function = if u64::from(x_rows) <= FEW_ROWS { &self.few } else { &self.most };
-            let shape = needs.shape(x_rows, staged, work, room);
-            (function, shape.expect("most_rows says how many rows fit"))
-        });
-        let BlockShape { tables: tile_tables, sets: tile_sets, slot: tile_slot_bytes, .. } = shape;
-        let launch = &LinearLaunch { tile_sets, tile_tables, tile_slot_bytes, ..*launch };
+        let tile_2 = self.tile_2.as_ref();
+        let demand = tile_2.map(|&(_, demand)| demand);
+        let plan = needs.plan(demand, (x_rows, columns), staged, work, room);
+        let (is_tile_2, shape) = plan.expect("most_rows says how many rows fit");
+        let function = match tile_2.filter(|_| is_tile_2) {
+            Some((function, _)) => function,
+            None if u64::from(x_rows) <= ROWS_8 => &self.tile_8,
+            None => &self.tile_16,
+        };
+        let BlockShape { tables, sets, slot: slot_bytes, .. } = shape;
+        launch.of = Tile16 { sets, tables, slot_bytes, ..launch.of };
         let threads = (needs.helpers + shape.warps) * LANES;
         let config = config(items.min(self.processors), threads, shape.shared);
         // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
-        unsafe { run(function, early, stream, config, launch) }
+        unsafe { run(function, early, stream, config, &launch) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BlockWork, Fewest, TileDemand};
+    use super::{BlockWork, Tile2, TileDemand};
 
     const NEEDS: TileDemand = TileDemand {
         helpers: 4,
@@ -250,25 +276,25 @@ mod tests {
 
     #[test]
     fn one_or_two_rows_of_x_are_in_shared_memory_if_there_is_room() {
-        let fewest = Fewest { warps: 20, rows: 2, unit: 128, after: 64 };
-        let shape = |fewest: Fewest, x_rows, columns, bytes, room| {
+        let tile_2 = Tile2 { warps: 20, rows: 2, unit: 128, after: 64 };
+        let shape = |tile_2: Tile2, x_rows, columns, bytes, room| {
             let work = BlockWork { items: 7, matrices: 1 };
-            let shape = fewest.shape(NEEDS, x_rows, columns, bytes, work, room)?;
+            let shape = tile_2.shape(NEEDS, x_rows, columns, bytes, work, room)?;
             Some((shape.warps, shape.sets, shape.shared))
         };
         let (room, warp) = (226 << 10, 640 + 2 * 2704);
         let of =
             |x_rows, x: u32| Some((20, 2, 16_384 + x_rows * 2 * 2048 + 20 * warp + x_rows * x));
-        assert_eq!(shape(fewest, 1, 4096, 2704, room), of(1, 8192 + 64));
-        assert_eq!(shape(fewest, 2, 4096, 2704, room), of(2, 8192 + 64));
+        assert_eq!(shape(tile_2, 1, 4096, 2704, room), of(1, 8192 + 64));
+        assert_eq!(shape(tile_2, 2, 4096, 2704, room), of(2, 8192 + 64));
         // A row of 8 columns takes 128 bytes and 64.
-        assert_eq!(shape(fewest, 1, 4104, 2704, room), of(1, 8192 + 128 + 64));
+        assert_eq!(shape(tile_2, 1, 4104, 2704, room), of(1, 8192 + 128 + 64));
         // More rows than it takes; x or tiles for which there is no room.
-        assert_eq!(shape(fewest, 3, 4096, 2704, room), None);
-        assert_eq!(shape(fewest, 2, 28_672, 2704, room), None);
-        assert_eq!(shape(fewest, 1, u32::MAX, 2704, room), None);
-        assert_eq!(shape(fewest, 1, 4096, 8192, room), None);
-        assert_eq!(shape(fewest, 1, 4096, 2704, 98 << 10), None);
+        assert_eq!(shape(tile_2, 3, 4096, 2704, room), None);
+        assert_eq!(shape(tile_2, 2, 28_672, 2704, room), None);
+        assert_eq!(shape(tile_2, 1, u32::MAX, 2704, room), None);
+        assert_eq!(shape(tile_2, 1, 4096, 8192, room), None);
+        assert_eq!(shape(tile_2, 1, 4096, 2704, 98 << 10), None);
     }
 
     #[test]

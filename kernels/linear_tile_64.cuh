@@ -10,7 +10,7 @@
 //             up to 32 rows of x; each set has a ring of stages
 //   block     persistent, one per multiprocessor:
 //             warps 0 to 3   multiply stage after stage: sums of 256 rows by all rows of x
-//             warps 4 to 6   bring tiles, as in linear_tile.cuh
+//             warps 4 to 6   bring tiles, as in linear_tile_16.cuh
 //             warp 7         brings x
 //             warps 8 to 15  decode the first tile of a round in strips 0 to 7 of the group
 //             the others     decode the second
@@ -37,7 +37,7 @@
 // 30 wavefronts of shared memory per unit, of 34 clocks: look-ups 14, an atom's way in and out 8, x
 // 4. The record tells what was tried and rejected.
 //
-// Safety on any content: as in linear_tile.cuh.
+// Safety on any content: as in linear_tile_16.cuh.
 #pragma once
 #include "linear_tile_sums.cuh"
 
@@ -75,8 +75,8 @@ struct StageWriter {
 
 // Decodes an EdgeTile. Returns problems.
 template <u32 ATOMS>
-__device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bits, u32 bits_bytes,
-                                        StageWriter<ATOMS> stage, u32 lane) {
+__device__ __noinline__ u32 decode_edge(const Shared<Tile64Launch> work, TilePlace at, u32 bits,
+                                        u32 bits_bytes, StageWriter<ATOMS> stage, u32 lane) {
     const u32 g = lane / 4, q = lane % 4;
     u32 problems = 0;
     EdgeTile tile(work, at, bits, bits_bytes, lane, problems);
@@ -101,8 +101,9 @@ __device__ __noinline__ u32 decode_edge(const Shared work, TilePlace at, u32 bit
 }
 
 template <u32 AHEAD, u32 ATOMS>
-__device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock& block,
-                                             StageWriter<ATOMS> stage, u32 warp, u32 lane) {
+__device__ __forceinline__ void decode_tiles(const Shared<Tile64Launch>& work,
+                                             const TileBlock& block, StageWriter<ATOMS> stage,
+                                             u32 warp, u32 lane) {
     constexpr u32 PAIRS = BAND_UNITS / 2;
     const u32 thread = warp * LANES + lane;
     u32 problems = 0;
@@ -197,8 +198,8 @@ __device__ __forceinline__ void decode_tiles(const Shared& work, const TileBlock
 }
 
 template <u32 N>
-__device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
-                                                const DecodedBlock& block, DecodedShared& common,
+__device__ __forceinline__ void multiply_rounds(const Tile64Launch& launch,
+                                                const Tile64Block& block, Tile64Shared& common,
                                                 u32 lane) {
     constexpr u32 ATOMS = stage_atoms(N);
     GroupSums<N> sums;
@@ -222,7 +223,7 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
                     for (u32 set = 0; set < SETS; set++) {
                         if (set >= sets) continue;
                         const u32 place = ring[set].place,
-                                  barrier = (set * MOST_DECODED + place) * 8,
+                                  barrier = (set * TILE64_STAGES + place) * 8,
                                   x_barrier = (set * TILE_ATOMS + i) * 8;
                         wait_for(block.stage_full + barrier, ring[set].phase);
 #pragma unroll
@@ -261,10 +262,10 @@ __device__ __forceinline__ void multiply_rounds(const LinearLaunch& launch,
 }
 
 // All warps call it together; one after the other they would take 2 us.
-__device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u32 lane) {
-    constexpr u32 OF_WARP = 2, OF_SLOTS = DECODERS * TILE_SLOTS, OF_STAGES = SETS * MOST_DECODED,
+__device__ __forceinline__ void make_barriers(Tile64Shared& common, u32 warp, u32 lane) {
+    constexpr u32 OF_WARP = 2, OF_SLOTS = DECODERS * TILE_SLOTS, OF_STAGES = SETS * TILE64_STAGES,
                   OF_X = SETS * TILE_ATOMS;
-    static_assert(OF_SLOTS + OF_STAGES + OF_X <= DECODED_THREADS / LANES * OF_WARP, "all");
+    static_assert(OF_SLOTS + OF_STAGES + OF_X <= TILE64_THREADS / LANES * OF_WARP, "all");
     auto make = [](u64* full, u32 arrivals, u64* empty, u32 back, u32 i) {
         init_barrier(shared_address(full + i), arrivals);
         init_barrier(shared_address(empty + i), back);
@@ -275,28 +276,28 @@ __device__ __forceinline__ void make_barriers(DecodedShared& common, u32 warp, u
             make(common.slot_full[0], SLOT_ARRIVALS, common.slot_empty[0], SLOT_LANES, i);
         else if (i < OF_SLOTS + OF_STAGES)
             make(common.stage_full[0], SET_WARPS, common.stage_empty[0],
-                 MULTIPLIERS * WIDE_ARRIVALS, i - OF_SLOTS);
+                 MULTIPLIERS * WARP_ARRIVALS, i - OF_SLOTS);
         else if (i < OF_SLOTS + OF_STAGES + OF_X)
-            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS * WIDE_ARRIVALS,
+            make(common.x_full[0], X_ARRIVALS, common.x_empty[0], MULTIPLIERS * WARP_ARRIVALS,
                  i - OF_SLOTS - OF_STAGES);
     }
     show_barriers();
 }
 
 template <u32 N>
-__device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
+__device__ __forceinline__ void linear_tile_64(const Tile64Launch& launch) {
     const u32 lane = kept(threadIdx.x % LANES),
               warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    __shared__ DecodedShared common;
+    __shared__ Tile64Shared common;
     make_barriers(common, warp, lane);
     __syncthreads();
     const u32 room = dynamic_shared_bytes();
     TileBlock tiles = {};
-    DecodedBlock block;
+    Tile64Block block;
     tiles.table = shared_address(linear_shared);
-    block.count = launch.tile_sets;
+    block.count = launch.stages;
     block.stages = (tiles.table + u32(sizeof(TileTable)) + 1023) / 1024 * 1024;
-    block.bytes = decoded_stage(N);
+    block.bytes = tile64_stage(N);
     block.xs = block.stages + SETS * block.count * block.bytes;
     tiles.slots = block.xs + SETS * TILE_ATOMS * N * 128;
     tiles.slot_bytes = (tiles.table + room - tiles.slots) / (DECODERS * TILE_SLOTS * 16) * 16;
@@ -327,8 +328,8 @@ __device__ __forceinline__ void linear_tile_wide(const LinearLaunch& launch) {
         const u32 mine = warp - MULTIPLIERS - TILE_HELPERS, set = mine / SET_WARPS;
         const u32 row = staged_row(lane / 4);
         StageWriter<stage_atoms(N)> stage;
-        stage.full = block.stage_full + set * MOST_DECODED * 8;
-        stage.empty = block.stage_empty + set * MOST_DECODED * 8;
+        stage.full = block.stage_full + set * TILE64_STAGES * 8;
+        stage.empty = block.stage_empty + set * TILE64_STAGES * 8;
         stage.first =
             block.stage(set, 0) + mine % SET_WARPS * ATOM_BYTES + row * 128 + (lane % 4 ^ row) * 16;
         stage.count = block.count;

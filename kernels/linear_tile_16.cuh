@@ -67,7 +67,7 @@ template <u32 EIGHTS>
 struct XColumns {
     u64 from[EIGHTS];
     u32 row, rows;  // the lane's first row; the rows of x
-    __device__ __forceinline__ XColumns(const Shared& work, u32 tile, u32 lane)
+    __device__ __forceinline__ XColumns(const SharedTiles& work, u32 tile, u32 lane)
         : row(lane / 4), rows(work.launch.x_rows) {
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++)
@@ -102,7 +102,7 @@ struct HeldX {
         rest = block.xs + warp * x_bytes_of_warp(EIGHTS) + lane * 16, held = ~0u, raw = false;
     }
     // Requests what registers hold; nothing for tile ~0.
-    __device__ __forceinline__ void ask(const Shared& work, u32 tile, u32, u32, u32 lane) {
+    __device__ __forceinline__ void ask(const SharedTiles& work, u32 tile, u32, u32, u32 lane) {
         held = tile, raw = EIGHTS > 1;
         if (held == ~0u) return;
         const XColumns<EIGHTS> columns(work, held, lane);
@@ -115,7 +115,7 @@ struct HeldX {
             }
     }
     // Requests the rest, after the bits, because it is needed later.
-    __device__ __forceinline__ void ask_rest(const Shared& work, u32 lane) {
+    __device__ __forceinline__ void ask_rest(const SharedTiles& work, u32 lane) {
         if (held == ~0u) return;
         const XColumns<EIGHTS> columns(work, held, lane);
 #pragma unroll
@@ -126,7 +126,7 @@ struct HeldX {
                     copy_async(rest_place(unit, i),
                                reinterpret_cast<const u8*>(columns.of(unit, i)));
     }
-    __device__ __forceinline__ void move_to(const Shared& work, u32 tile, u32 lane) {
+    __device__ __forceinline__ void move_to(const SharedTiles& work, u32 tile, u32 lane) {
         if (tile == held) return;
         ask(work, tile, 0, 0, lane);
         ask_rest(work, lane);
@@ -165,12 +165,13 @@ struct SharedX {
     bool exists;  // whether the lane's row of x exists
 
     __device__ __forceinline__ void place(const TileBlock& block, u32, u32) { row = block.xs; }
-    __device__ __forceinline__ void ask_rest(const Shared&, u32) {}
-    __device__ __forceinline__ void ask(const Shared& work, u32, u32 warp, u32 warps, u32 lane) {
+    __device__ __forceinline__ void ask_rest(const SharedTiles&, u32) {}
+    __device__ __forceinline__ void ask(const SharedTiles& work, u32, u32 warp, u32 warps,
+                                        u32 lane) {
         const u32 first = row;
         row += lane / 4 * shared_x_pitch(work.launch.columns) + lane % 4 * 16;
         exists = lane / 4 < work.launch.x_rows;
-        const LinearLaunch& l = work.launch;
+        const Tile16Launch& l = work.launch;
         if (!has_aligned_x(work.launch)) return;
         for (u32 r = 0; r < l.x_rows; r++)
             for (u32 i = (warp * LANES + lane) * 8; i < l.columns; i += warps * LANES * 8)
@@ -178,7 +179,7 @@ struct SharedX {
                            reinterpret_cast<const u8*>(l.x + r * l.x_pitch + i));
         commit_copies();
     }
-    __device__ __forceinline__ void move_to(const Shared&, u32 tile, u32) {
+    __device__ __forceinline__ void move_to(const SharedTiles&, u32 tile, u32) {
         at = row + tile * (TILE_COLUMNS * 2);
     }
     __device__ __forceinline__ void forget() {}
@@ -192,7 +193,7 @@ struct SharedX {
 };
 
 template <u32 EIGHTS, class X>
-__device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlock& block,
+__device__ __forceinline__ void multiply_tiles(const SharedTiles& work, const TileBlock& block,
                                                TileShared& common, FirstTile& tile, u32 warp,
                                                u32 warps, u32 lane) {
     constexpr u32 AHEAD = plane_ahead(EIGHTS), PAIRS = BAND_UNITS / 2;
@@ -292,7 +293,7 @@ __device__ __forceinline__ void multiply_tiles(const Shared& work, const TileBlo
 
 // EIGHTS: most rows of x, in eights. X: x of all warps or of each.
 template <u32 EIGHTS, class X>
-__device__ __forceinline__ void linear_tile(const Shared& work) {
+__device__ __forceinline__ void linear_tile(const SharedTiles& work) {
     // The warp comes from lane 0, so that the assembler knows that all lanes have the same: values
     // that depend on it need no registers of each lane.
     const u32 lane = threadIdx.x % LANES, warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0),
@@ -307,14 +308,14 @@ __device__ __forceinline__ void linear_tile(const Shared& work) {
     block.slot_empty = shared_address(common.slot_empty);
     make_barriers(common, warp, lane);
     __syncthreads();
-    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tile_tables, sets = work.launch.tile_sets,
+    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tables, sets = work.launch.sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + (X::IS_SHARED ? work.launch.x_rows * shared_x_pitch(work.launch.columns)
                                          : warps * x_bytes_of_warp(EIGHTS));
     block.table = shared_address(linear_shared), block.table_count = tables,
     block.sets = block.table + tables * u32(sizeof(TileTable)), block.set_count = sets,
     block.xs = block.table + xs, block.slots = block.table + fixed,
-    block.slot_bytes = work.launch.tile_slot_bytes;
+    block.slot_bytes = work.launch.slot_bytes;
     // All warps together take as many registers as the block begins with, which build.py checks.
     constexpr bool exchanges = HOPPER && !X::IS_SHARED;
     if (!decodes) {

@@ -5,13 +5,13 @@
 // (spec/gpu.md, part 7).
 //
 //   block     one per multiprocessor, persistent: an even share of the strips of all matrices
-//   piece     some strips of one matrix with all of their splits: up to FEW_UNITS units at once; if
-//             there are more splits, some at a time, in passes
+//   piece     some strips of one matrix with all of their splits: up to ORDER_UNITS units at once;
+//             if there are more splits, some at a time, in passes
 //   unit      one split of one strip: two warps, 16 rows each, walk through its columns alone. More
 //             than 32 rows of x are two bands, and a unit has two warps for each
 //   stage     128 columns of each unit, two blocks of 64; a ring of stages fills shared memory
-//   warps     two per unit and band multiply; FEW_ASKING request weights, and share each stage; one
-//             requests x; FEW_TELLING fill tables
+//   warps     two per unit and band multiply; ORDER_ASKING request weights, and share each stage;
+//             one requests x; ORDER_TELLING fill tables
 //
 //      stage | unit 0: block, block | unit 1: block, block | ... | x, each split: block, block |
 //              warps 0, 1              warps 2, 3                 64 columns of all rows of x
@@ -44,35 +44,37 @@
 // 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 310,
 // 331, 396. Products wait for each other (33 clocks each), which makes 264 of them.
 // Limit of several bands: each warp loads the x of its band, 8 KiB a stage. With two units and two
-// bands these loads take as long as linear_wide.cuh, so products with more than one strip in a
+// bands these loads take as long as linear_fast_128.cuh, so products with more than one strip in a
 // block go there (benches/record/2026-11-27-chain.md).
 #pragma once
-#include "linear_wide.cuh"
+#include "linear_fast_128.cuh"
 
 namespace df11::linear {
 // Warps that request weights, that request x, and that fill tables.
-constexpr u32 FEW_ASKING = 4, FEW_ASKING_X = 1, FEW_TELLING = 3;
-constexpr u32 FEW_UNITS = 6, FEW_STAGES = LANES;
-constexpr u32 FEW_BLOCKS = 2;  // blocks per stage
-constexpr u32 FEW_BAND = 32;   // most rows of x that a warp multiplies
-constexpr u32 FEW_HELPERS = FEW_ASKING + FEW_ASKING_X + FEW_TELLING;
-constexpr u32 FEW_THREADS = (FEW_HELPERS + 2 * FEW_UNITS) * LANES;
-constexpr u32 FEW_COLUMNS = 64, FEW_BLOCK_BYTES = FEW_COLUMNS / STEP_COLUMNS * STEP_BYTES;
-constexpr u32 FEW_SHARED_BYTES = 227 * 1024;
-constexpr u32 FEW_GROUPED_BYTES = FEW_SHARED_BYTES - 5 * 1024;  // batches of experts are static
+constexpr u32 ORDER_ASKING = 4, ORDER_ASKING_X = 1, ORDER_TELLING = 3;
+constexpr u32 ORDER_UNITS = 6, ORDER_STAGES = LANES;
+constexpr u32 ORDER_BLOCKS = 2;  // blocks per stage
+constexpr u32 ORDER_BAND = 32;   // most rows of x that a warp multiplies
+constexpr u32 ORDER_HELPERS = ORDER_ASKING + ORDER_ASKING_X + ORDER_TELLING;
+constexpr u32 ORDER_THREADS = (ORDER_HELPERS + 2 * ORDER_UNITS) * LANES;
+constexpr u32 ORDER_COLUMNS = 64, ORDER_BLOCK_BYTES = ORDER_COLUMNS / STEP_COLUMNS * STEP_BYTES;
+constexpr u32 ORDER_SHARED_BYTES = 227 * 1024;
+constexpr u32 ORDER_GROUPED_BYTES = ORDER_SHARED_BYTES - 5 * 1024;  // batches of experts are static
 // Most blocks of a unit in a piece; a longer split takes several pieces. The blocks lie in up to
-// FEW_TILES tiles. All columns begin with a tile; splits begin anywhere.
-constexpr u32 FEW_TILES = LANES, FEW_WHOLE_PART = 4 * FEW_TILES, FEW_PART = FEW_WHOLE_PART - 4;
-static_assert((3 + FEW_PART + 3) / 4 <= FEW_TILES && FEW_PART % FEW_BLOCKS == 0, "whole stages");
-static_assert(FEW_BLOCKS == 2, "two buffers, half a tile");
+// ORDER_TILES tiles. All columns begin with a tile; splits begin anywhere.
+constexpr u32 ORDER_TILES = LANES, ORDER_WHOLE_PART = 4 * ORDER_TILES,
+              ORDER_PART = ORDER_WHOLE_PART - 4;
+static_assert((3 + ORDER_PART + 3) / 4 <= ORDER_TILES && ORDER_PART % ORDER_BLOCKS == 0,
+              "whole stages");
+static_assert(ORDER_BLOCKS == 2, "two buffers, half a tile");
 // A unit's table. Pieces use two of them in turn:
-//   word      number of patches of rows 0 to 15, or FEW_MANY; 16 bytes
+//   word      number of patches of rows 0 to 15, or ORDER_MANY; 16 bytes
 //   bases     one per stage, in the exponent places of two weights
 //   patches   8 bytes each: the number (linear_task.cuh), and the address that the words of product
 //             0 would have; NO_PATCH follows the last one
 //   words     four per patch; those of one lane and window are as far apart as their products
-constexpr u32 FEW_TABLES = 2, FEW_MANY = 0xFFFFFFFF;
-struct FewTable {
+constexpr u32 ORDER_TABLES = 2, ORDER_MANY = 0xFFFFFFFF;
+struct OrderTable {
     u32 at, tiles;
     __device__ u32 bases() const { return at + 16; }
     __device__ u32 numbers() const { return bases() + tiles * 8; }
@@ -81,12 +83,12 @@ struct FewTable {
     __device__ static u32 bytes(u32 tiles) { return 32 + tiles * (8 + TILE_PATCHES * 24); }
 };
 
-__device__ inline u32 few_blocks_of(u32 columns) {
-    return columns / FEW_COLUMNS + (columns % FEW_COLUMNS != 0);
+__device__ inline u32 order_blocks_of(u32 columns) {
+    return columns / ORDER_COLUMNS + (columns % ORDER_COLUMNS != 0);
 }
 
 // A piece: what a block multiplies at once.
-struct FewPiece {
+struct OrderPiece {
     const u8* data;  // data of the first strip
     const FastHead* heads;
     const u8* patches;
@@ -96,7 +98,7 @@ struct FewPiece {
     u64 y_pitch;
     const u16* bias;
     u32 rows, whole_columns, first_strip, strips;
-    u32 first_window;  // the patches' window of the first column
+    u32 first_window;                     // the patches' window of the first column
     u32 all_splits, first_split, splits;  // splits: those of this pass
     u32 pass_splits, inverse;             // splits per pass but the last; 2^16 / that, or more
     u32 length;                           // blocks of each split but the last
@@ -110,7 +112,7 @@ struct FewPiece {
     __device__ bool has(u32 unit) const {
         return strip_of(unit) < strips && split_of(unit) < splits;
     }
-    __device__ u32 part() const { return all_splits > 1 ? FEW_PART : FEW_WHOLE_PART; }
+    __device__ u32 part() const { return all_splits > 1 ? ORDER_PART : ORDER_WHOLE_PART; }
     __device__ bool is_last_part() const { return first_block + part() >= length; }
     __device__ bool is_last_pass() const { return first_split + splits == all_splits; }
     // The first and the end block of a split of the pass; its stages start at an even block.
@@ -123,20 +125,20 @@ struct FewPiece {
     }
     __device__ void begin_part(u32 block) {
         first_block = block;
-        const u32 is_odd = all_splits > 1 ? length % FEW_BLOCKS : 0;  // a split may begin odd
-        stages = (min(length - block, part()) + is_odd + FEW_BLOCKS - 1) / FEW_BLOCKS;
+        const u32 is_odd = all_splits > 1 ? length % ORDER_BLOCKS : 0;  // a split may begin odd
+        stages = (min(length - block, part()) + is_odd + ORDER_BLOCKS - 1) / ORDER_BLOCKS;
     }
 };
 
 // Iterates over a block's pieces.
 template <class Work>
-struct FewPieces {
+struct OrderPieces {
     const Work& work;
     // The piece's first strip, and the end of the block's strips, among those of all matrices.
     u32 strip, end;
-    FewPiece piece = {};
+    OrderPiece piece = {};
 
-    __device__ explicit FewPieces(const Work& w) : work(w) {
+    __device__ explicit OrderPieces(const Work& w) : work(w) {
         const u32 each = work.each(), more = work.more();
         strip = each * blockIdx.x + min(blockIdx.x, more);
         end = strip + each + (blockIdx.x < more);
@@ -180,53 +182,53 @@ struct FewPieces {
 
 // Matrices that share x, which comes in boxes of ROWS rows.
 template <u32 ROWS>
-struct FewShared {
+struct OrderShared {
     static constexpr bool BOXES = true;
     static constexpr bool SPLITS = true;  // whether a matrix may have several
-    static constexpr u32 BANDS = (ROWS + FEW_BAND - 1) / FEW_BAND, EIGHTS = ROWS / BANDS / 8;
+    static constexpr u32 BANDS = (ROWS + ORDER_BAND - 1) / ORDER_BAND, EIGHTS = ROWS / BANDS / 8;
     static constexpr u32 X_ALIGNED = 1024;
     // Bytes of a split's x in a stage; from one block to the next; from eight rows to the next
     // eight.
-    static constexpr u32 X_BYTES = FEW_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
-    const LinearLaunch& launch;
-    __device__ u32 unit_count() const { return launch.few_units; }
-    __device__ u32 x_count() const { return launch.few_splits; }
-    __device__ u32 each() const { return launch.few_each; }
-    __device__ u32 more() const { return launch.few_more; }
-    __device__ void find(u32 strip, u32 end, FewPiece& piece) const {
+    static constexpr u32 X_BYTES = ORDER_BLOCKS * ROWS * 128, X_BLOCK = ROWS * 128, X_EIGHT = 1024;
+    const OrderLaunch& launch;
+    __device__ u32 unit_count() const { return launch.units; }
+    __device__ u32 x_count() const { return launch.splits; }
+    __device__ u32 each() const { return launch.each; }
+    __device__ u32 more() const { return launch.more; }
+    __device__ void find(u32 strip, u32 end, OrderPiece& piece) const {
         u32 matrix = 0;
-        while (matrix + 1 < launch.matrix_count && launch.matrices[matrix + 1].first_item <= strip)
+        while (matrix + 1 < launch.matrix_count && launch.matrices[matrix + 1].first_strip <= strip)
             matrix++;
-        const LinearMatrix& m = launch.matrices[matrix];
+        const OrderMatrix& m = launch.matrices[matrix];
         piece.whole_columns = m.whole_columns;
-        piece.first_strip = strip - m.first_item;
-        piece.left = min(m.first_item + strips_of(m.rows), end) - strip;
-        piece.data =
-            m.data + u64(piece.first_strip) * steps_of(m.whole_columns) * STEP_BYTES;
+        piece.first_strip = strip - m.first_strip;
+        piece.left = min(m.first_strip + strips_of(m.rows), end) - strip;
+        piece.data = m.data + u64(piece.first_strip) * steps_of(m.whole_columns) * STEP_BYTES;
         piece.heads = static_cast<const FastHead*>(m.index) +
                       u64(piece.first_strip) * tiles_across(m.whole_columns);
         piece.patches = m.patches + u64(piece.first_strip) * patch_bytes(m.whole_columns);
-        piece.first_window = m.first_column / (FEW_BLOCKS * FEW_COLUMNS);
+        piece.first_window = m.first_column / (ORDER_BLOCKS * ORDER_COLUMNS);
         piece.entries = static_cast<const u32*>(m.rest);
         piece.entry_count = m.rest_count;
         piece.y = m.y;
         piece.y_pitch = m.y_pitch;
         piece.bias = m.bias;
         piece.rows = m.rows;
-        piece.all_splits = m.slices;
-        piece.length = m.whole_strips;
-        piece.pass_splits = m.first_strip;
-        piece.inverse = m.first_partial >> 8;
-        piece.strips = m.first_partial & 255;
+        piece.all_splits = m.splits;
+        piece.length = m.length;
+        piece.pass_splits = m.pass_splits;
+        piece.inverse = m.strips >> 8;
+        piece.strips = m.strips & 255;
         piece.x_rows = launch.x_rows;
     }
-    __device__ const u16* x(const FewPiece&, u32 row) const {
+    __device__ const u16* x(const OrderPiece&, u32 row) const {
         return launch.x + row * launch.x_pitch;
     }
-    __device__ float bias(const FewPiece& piece, u32 row) const {
+    __device__ float bias(const OrderPiece& piece, u32 row) const {
         return piece.bias ? widen_bf16(piece.bias[row]) : 0;
     }
-    __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float bias) const {
+    __device__ void store(const OrderPiece& piece, u32 x_row, u32 row, float sum,
+                          float bias) const {
         if (piece.bias) sum += bias;
         piece.y[x_row * piece.y_pitch + row] = round_to_bf16(sum);
     }
@@ -239,25 +241,25 @@ struct FewShared {
 };
 
 // Experts, each with its own rows of x. Rows lie anywhere, so each has a copy of its own.
-struct FewGrouped : Grouped<LINEAR_ROWS> {
+struct OrderGrouped : Grouped<LINEAR_ROWS> {
     static constexpr bool BOXES = false;
     static constexpr bool SPLITS = false;
     static constexpr u32 BANDS = 1, EIGHTS = LINEAR_ROWS / 8, X_ALIGNED = 128;
-    static constexpr u32 X_PITCH = FEW_BLOCKS * 128 + 16;  // no bank conflicts within a load
+    static constexpr u32 X_PITCH = ORDER_BLOCKS * 128 + 16;  // no bank conflicts within a load
     static constexpr u32 X_BYTES = LINEAR_ROWS * X_PITCH, X_BLOCK = 128, X_EIGHT = 8 * X_PITCH;
     using Base = Grouped<LINEAR_ROWS>;
     u32 units, each_, more_;
     // Call it after the batches are counted.
-    __device__ FewGrouped(const GroupedLaunch& l, const u32* b) : Base{l, b} {
+    __device__ OrderGrouped(const GroupedLaunch& l, const u32* b) : Base{l, b} {
         each_ = items() / gridDim.x;
         more_ = items() - each_ * gridDim.x;
-        units = max(min(each_ + (more_ > 0), FEW_UNITS), 1);
+        units = max(min(each_ + (more_ > 0), ORDER_UNITS), 1);
     }
     __device__ u32 unit_count() const { return units; }
     __device__ u32 x_count() const { return 1; }
     __device__ u32 each() const { return each_; }
     __device__ u32 more() const { return more_; }
-    __device__ void find(u32 strip, u32 end, FewPiece& piece) const {
+    __device__ void find(u32 strip, u32 end, OrderPiece& piece) const {
         const Range at = range(strip);
         const LinearMatrix m = matrix(at);
         piece.whole_columns = m.whole_columns;
@@ -267,24 +269,24 @@ struct FewGrouped : Grouped<LINEAR_ROWS> {
         piece.heads =
             static_cast<const FastHead*>(m.index) + u64(at.strip) * tiles_across(m.whole_columns);
         piece.patches = m.patches + u64(at.strip) * patch_bytes(m.whole_columns);
-        piece.first_window = m.first_column / (FEW_BLOCKS * FEW_COLUMNS);
+        piece.first_window = m.first_column / (ORDER_BLOCKS * ORDER_COLUMNS);
         piece.entries = static_cast<const u32*>(m.rest);
         piece.entry_count = m.rest_count;
         piece.rows = launch.rows;
         piece.all_splits = piece.pass_splits = 1;
         piece.inverse = 1 << 16;
-        piece.length = few_blocks_of(launch.columns);
+        piece.length = order_blocks_of(launch.columns);
         piece.strips = units;
         piece.x_first = at.first_row;
         piece.x_rows = at.rows;
     }
-    __device__ const u16* x(const FewPiece& piece, u32 row) const {
+    __device__ const u16* x(const OrderPiece& piece, u32 row) const {
         Range at = {};
         at.first_row = piece.x_first;
         return Base::x(at, row);
     }
-    __device__ float bias(const FewPiece&, u32) const { return 0; }
-    __device__ void store(const FewPiece& piece, u32 x_row, u32 row, float sum, float) const {
+    __device__ float bias(const OrderPiece&, u32) const { return 0; }
+    __device__ void store(const OrderPiece& piece, u32 x_row, u32 row, float sum, float) const {
         Range at = {};
         at.first_row = piece.x_first;
         y(at, x_row)[row] = round_to_bf16(scale(at, x_row, sum));
@@ -295,13 +297,13 @@ struct FewGrouped : Grouped<LINEAR_ROWS> {
 
 // Warps of a unit: one for each half of its strip and each band of x.
 template <class Work>
-constexpr u32 FEW_HALVES = 2 * Work::BANDS;
+constexpr u32 ORDER_HALVES = 2 * Work::BANDS;
 
 // Where warps meet after they have initialised barriers. Warps that request weights initialise
 // those that their first requests need, and meet among themselves; they wait for the other warps
 // later.
-enum FewMeeting { ALL_BARRIERS = 1, OTHER_BARRIERS = 2, FULL_BARRIERS = 3 };
-__device__ __forceinline__ void arrive_at(FewMeeting meeting) {
+enum OrderMeeting { ALL_BARRIERS = 1, OTHER_BARRIERS = 2, FULL_BARRIERS = 3 };
+__device__ __forceinline__ void arrive_at(OrderMeeting meeting) {
     asm volatile("bar.arrive %0, %1;" ::"r"(meeting + 1), "r"(blockDim.x) : "memory");
 }
 // Waits until all barriers are initialised. Each of the other warps calls it once.
@@ -315,37 +317,39 @@ __device__ __forceinline__ u32 same(u32 number) { return __shfl_sync(ALL_LANES, 
 
 // Layout of shared memory: barriers, tables, sums of splits, then stages, each with weights and x.
 template <class Work>
-struct FewRing {
+struct OrderRing {
     u32 barriers, tables, tiles, table_bytes, sums, first, bytes, x, count;
     u32 asking;  // warps that request weights
     u32 place, full, phase = 0;
-    __device__ FewRing(const Work& work, u32 at, u32 room) : barriers(at) {
+    __device__ OrderRing(const Work& work, u32 at, u32 room) : barriers(at) {
         const u32 units = work.unit_count(), splits = work.x_count();
-        tables = at + 8 * (2 * FEW_STAGES + 2 * FEW_TABLES);
-        tiles = min((tiles_across(work.launch.columns) + 1) / 2 * 2, FEW_TILES);
-        table_bytes = units * FewTable::bytes(tiles);
-        sums = tables + FEW_TABLES * table_bytes;
+        tables = at + 8 * (2 * ORDER_STAGES + 2 * ORDER_TABLES);
+        tiles = min((tiles_across(work.launch.columns) + 1) / 2 * 2, ORDER_TILES);
+        table_bytes = units * OrderTable::bytes(tiles);
+        sums = tables + ORDER_TABLES * table_bytes;
         // One per warp, and one for the strip whose splits come in passes.
-        const u32 sum_bytes = splits > 1 ? (units + 1) * FEW_HALVES<Work> * Work::EIGHTS * 512 : 0;
+        const u32 sum_bytes =
+            splits > 1 ? (units + 1) * ORDER_HALVES<Work> * Work::EIGHTS * 512 : 0;
         first = (sums + sum_bytes + 1023) / 1024 * 1024;
-        x = units * FEW_BLOCKS * FEW_BLOCK_BYTES;
-        asking = min(units, FEW_ASKING);
-        bytes = (x + splits * Work::X_BYTES + Work::X_ALIGNED - 1) / Work::X_ALIGNED *
-                Work::X_ALIGNED;
-        count = min((at + room - first) / bytes, FEW_STAGES);
+        x = units * ORDER_BLOCKS * ORDER_BLOCK_BYTES;
+        asking = min(units, ORDER_ASKING);
+        bytes =
+            (x + splits * Work::X_BYTES + Work::X_ALIGNED - 1) / Work::X_ALIGNED * Work::X_ALIGNED;
+        count = min((at + room - first) / bytes, ORDER_STAGES);
         // Kept: the compiler would compute them again in each stage.
         first = same(first), bytes = same(bytes), count = same(count);
         place = first, full = barriers;
     }
-    __device__ u32 empty() const { return full + 8 * FEW_STAGES; }
+    __device__ u32 empty() const { return full + 8 * ORDER_STAGES; }
     // A unit's table for piece number `piece`.
-    __device__ FewTable table(u32 piece, u32 unit) const {
-        return {tables + piece % FEW_TABLES * table_bytes + unit * FewTable::bytes(tiles), tiles};
+    __device__ OrderTable table(u32 piece, u32 unit) const {
+        return {tables + piece % ORDER_TABLES * table_bytes + unit * OrderTable::bytes(tiles),
+                tiles};
     }
     __device__ u32 table_full(u32 piece) const {
-        return barriers + 8 * (2 * FEW_STAGES + piece % FEW_TABLES);
+        return barriers + 8 * (2 * ORDER_STAGES + piece % ORDER_TABLES);
     }
-    __device__ u32 table_empty(u32 piece) const { return table_full(piece) + 8 * FEW_TABLES; }
+    __device__ u32 table_empty(u32 piece) const { return table_full(piece) + 8 * ORDER_TABLES; }
     __device__ void next() {
         place += bytes, full += 8;
         if (full == barriers + 8 * count) full = barriers, place = first, phase ^= 1;
@@ -357,14 +361,14 @@ struct FewRing {
             const u32 number = warp - consumers;
             if (warp < consumers) {
                 for (u32 i = warp; i < count; i += consumers)
-                    init_barrier(barriers + 8 * (FEW_STAGES + i), consumers * WIDE_ARRIVALS);
-            } else if (number < FEW_ASKING) {
+                    init_barrier(barriers + 8 * (ORDER_STAGES + i), consumers * WARP_ARRIVALS);
+            } else if (number < ORDER_ASKING) {
                 // One after the last stage's may be tested.
-                for (u32 i = number; i < min(count + 1, FEW_STAGES); i += FEW_ASKING)
-                    init_barrier(barriers + 8 * i, WIDE_FILLING - 1 + asking);
-            } else if (number < FEW_ASKING + FEW_TABLES) {
-                init_barrier(table_full(number - FEW_ASKING), FEW_TELLING * WIDE_ARRIVALS);
-                init_barrier(table_empty(number - FEW_ASKING), consumers * WIDE_ARRIVALS);
+                for (u32 i = number; i < min(count + 1, ORDER_STAGES); i += ORDER_ASKING)
+                    init_barrier(barriers + 8 * i, FAST128_FILLING - 1 + asking);
+            } else if (number < ORDER_ASKING + ORDER_TABLES) {
+                init_barrier(table_full(number - ORDER_ASKING), ORDER_TELLING * WARP_ARRIVALS);
+                init_barrier(table_empty(number - ORDER_ASKING), consumers * WARP_ARRIVALS);
             }
             show_barriers();
         }
@@ -389,7 +393,7 @@ __device__ __noinline__ void copy_blocks_slowly(const u16* x, u64 pitch, u32 row
                                                 u32 begin, u32 end, u32 to, u32 block_bytes) {
     const u32 lane = threadIdx.x % LANES;
     for (u32 block = begin; block < end; block++, to += block_bytes) {
-        const u32 mine = block * FEW_COLUMNS + 2 * lane;
+        const u32 mine = block * ORDER_COLUMNS + 2 * lane;
         copy_words_slowly(x + mine, pitch, rows, max(columns, mine) - mine, to + lane * 4);
     }
     fence_shared();
@@ -397,7 +401,7 @@ __device__ __noinline__ void copy_blocks_slowly(const u16* x, u64 pitch, u32 row
 // Writes the elements of a row of x after those that a copy brings, and zeros up to the stage's
 // end.
 __device__ __noinline__ void copy_row_slowly(const u16* from, u32 count, u32 copied, u32 to) {
-    for (u32 i = copied / 2; i < FEW_BLOCKS * FEW_COLUMNS; i++) {
+    for (u32 i = copied / 2; i < ORDER_BLOCKS * ORDER_COLUMNS; i++) {
         const u16 value = i < count ? __ldg(from + i) : 0;
         asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + 2 * i), "h"(value) : "memory");
     }
@@ -425,10 +429,10 @@ __device__ inline uint4 load_kept(const uint4* from, u64 policy) {
     return v;
 }
 
-// A warp that fills the tables of units `number`, `number + FEW_TELLING`, ... of each piece: each
+// A warp that fills the tables of units `number`, `number + ORDER_TELLING`, ... of each piece: each
 // lane takes a tile's base, then a patch.
-struct FewTelling {
-    static constexpr u32 UNITS = (FEW_UNITS + FEW_TELLING - 1) / FEW_TELLING;
+struct OrderTelling {
+    static constexpr u32 UNITS = (ORDER_UNITS + ORDER_TELLING - 1) / ORDER_TELLING;
     // Patches of a strip that each lane loads before it knows how many there are.
     static constexpr u32 FIRST = 2;
     struct Patch {
@@ -448,7 +452,8 @@ struct FewTelling {
     u64 policy;
     Loaded loaded[UNITS];
 
-    __device__ Patch load_patch(const FewPiece& piece, u32 unit, u32 place, bool is_wanted) const {
+    __device__ Patch load_patch(const OrderPiece& piece, u32 unit, u32 place,
+                                bool is_wanted) const {
         const u32 places = patch_places(piece.whole_columns);
         const u32* const numbers = reinterpret_cast<const u32*>(
             piece.patches + u64(piece.strip_of(unit)) * patch_bytes(piece.whole_columns));
@@ -456,10 +461,10 @@ struct FewTelling {
         const uint4* const words = reinterpret_cast<const uint4*>(numbers + places);
         return {load_kept(numbers + place, policy), load_kept(words + place, policy)};
     }
-    __device__ void load(const FewPiece& piece) {
+    __device__ void load(const OrderPiece& piece) {
 #pragma unroll
         for (u32 i = 0; i < UNITS; i++) {
-            const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
+            const u32 unit = number + i * ORDER_TELLING, split = piece.split_of(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             const u32 tile = begin * 2 / TILE_STEPS + lane;
             const u64 before = u64(piece.strip_of(unit)) * tiles_across(piece.whole_columns);
@@ -474,7 +479,7 @@ struct FewTelling {
     // Writes those of 32 patches that are in windows `first` to `last`. False if one of them has no
     // place.
     __device__ bool take(Written& written, const Patch& patch, u32 first, u32 last,
-                         const FewTable& table) const {
+                         const OrderTable& table) const {
         const u32 window = patch.number << 1 >> 9, product = patch.number & 7;
         const bool is_wanted = patch.number != NO_PATCH && window >= first && window <= last;
         const u32 wanted = __ballot_sync(ALL_LANES, is_wanted);
@@ -496,8 +501,8 @@ struct FewTelling {
         written.last = __shfl_sync(ALL_LANES, patch.number, LANES - 1);
         return !__any_sync(ALL_LANES, is_wanted && !has_place);
     }
-    __device__ void write_patches(const FewPiece& piece, u32 unit, const Loaded& from, u32 begin,
-                                  u32 end, const FewTable& table) const {
+    __device__ void write_patches(const OrderPiece& piece, u32 unit, const Loaded& from, u32 begin,
+                                  u32 end, const OrderTable& table) const {
         const u32 first = piece.first_window + begin / 2, last = piece.first_window + end / 2;
         Written written = {0, 0, 0, NO_PATCH};
         bool fits = __shfl_sync(ALL_LANES, from.patches[0].number, 0) != MANY_PATCHES;
@@ -512,17 +517,17 @@ struct FewTelling {
                                   : load_patch(piece, unit, k * LANES + lane, true);
         }
         if (lane) return;
-        store_shared(table.at, fits ? written.first_half : FEW_MANY);
+        store_shared(table.at, fits ? written.first_half : ORDER_MANY);
         if (fits) store_shared(table.numbers() + written.all * 8, NO_PATCH);
     }
     template <class Ring>
-    __device__ void write(const FewPiece& piece, u32 piece_number, const Ring& ring) {
+    __device__ void write(const OrderPiece& piece, u32 piece_number, const Ring& ring) {
 #pragma unroll 1
         for (u32 i = 0; i < UNITS; i++) {
-            const u32 unit = number + i * FEW_TELLING, split = piece.split_of(unit);
+            const u32 unit = number + i * ORDER_TELLING, split = piece.split_of(unit);
             const u32 begin = piece.begin_of(split), end = piece.end_of(split, blocks);
             if (!piece.has(unit) || begin >= end) continue;
-            const FewTable table = ring.table(piece_number, unit);
+            const OrderTable table = ring.table(piece_number, unit);
             const Loaded from = i ? loaded[UNITS - 1] : loaded[0];
             if (lane < ring.tiles) {
                 // A tile has two stages; the first one may belong to another unit.
@@ -537,40 +542,43 @@ struct FewTelling {
         release(ring.table_full(piece_number), lane);
     }
     template <class Work>
-    __device__ void tell(const Work& work, const FewRing<Work>& ring, FewPieces<Work>& pieces,
+    __device__ void tell(const Work& work, const OrderRing<Work>& ring, OrderPieces<Work>& pieces,
                          bool exists) {
         // The first loads start while barriers are initialised, and before all weights.
         if (exists) load(pieces.piece);
         meet_barriers();
         for (u32 piece_number = 0; exists; exists = pieces.next(), piece_number++) {
             if (piece_number) load(pieces.piece);
-            if (piece_number >= FEW_TABLES)
-                wait_for(ring.table_empty(piece_number), piece_number / FEW_TABLES % 2 ^ 1);
+            if (piece_number >= ORDER_TABLES)
+                wait_for(ring.table_empty(piece_number), piece_number / ORDER_TABLES % 2 ^ 1);
             write(pieces.piece, piece_number, ring);
         }
     }
 };
-static_assert(FewTelling::UNITS == 2 && FewTelling::FIRST == 2, "the first one, and the last");
+static_assert(OrderTelling::UNITS == 2 && OrderTelling::FIRST == 2, "the first one, and the last");
 
 // A warp that requests weights or x. All lanes do the same together.
 template <class Work>
-struct FewAsking {
+struct OrderAsking {
     const Work& work;
     u32 lane, blocks, steps;  // blocks of 64 columns, steps of 32
     u64 policy;
     const u16* row;  // for experts: row `lane` of x
 
-    __device__ FewAsking(const Work& w, u32 lane_)
-        : work(w), lane(lane_), blocks(few_blocks_of(w.launch.columns)),
-          steps(steps_of(w.launch.columns)), policy(once_policy()) {}
+    __device__ OrderAsking(const Work& w, u32 lane_)
+        : work(w),
+          lane(lane_),
+          blocks(order_blocks_of(w.launch.columns)),
+          steps(steps_of(w.launch.columns)),
+          policy(once_policy()) {}
     // The blocks of a stage; those before `begin` and from `end` on are not the split's.
     struct Blocks {
         u32 first, begin, end;
     };
-    __device__ Blocks blocks_of(const FewPiece& piece, u32 split, u32 stage) const {
+    __device__ Blocks blocks_of(const OrderPiece& piece, u32 split, u32 stage) const {
         const u32 begin = piece.begin_of(split);
-        const u32 first = (begin & ~1u) + stage * FEW_BLOCKS;
-        return {first, max(begin, first), min(piece.end_of(split, blocks), first + FEW_BLOCKS)};
+        const u32 first = (begin & ~1u) + stage * ORDER_BLOCKS;
+        return {first, max(begin, first), min(piece.end_of(split, blocks), first + ORDER_BLOCKS)};
     }
     // A unit's weights; blocks `begin` to `end` of all columns. Its next stage begins at `block`.
     struct Weights {
@@ -578,40 +586,40 @@ struct FewAsking {
         u32 to;          // in each stage
         u32 block, begin, end;
     };
-    __device__ __forceinline__ Weights weights_of(const FewPiece& piece, u32 unit) const {
+    __device__ __forceinline__ Weights weights_of(const OrderPiece& piece, u32 unit) const {
         const u32 split = piece.split_of(unit), begin = piece.begin_of(split), first = begin & ~1u;
         const u64 strip_bytes = u64(steps_of(piece.whole_columns)) * STEP_BYTES;
-        return {piece.data + piece.strip_of(unit) * strip_bytes + u64(first) * FEW_BLOCK_BYTES,
-                unit * (FEW_BLOCKS * FEW_BLOCK_BYTES), first, begin,
+        return {piece.data + piece.strip_of(unit) * strip_bytes + u64(first) * ORDER_BLOCK_BYTES,
+                unit * (ORDER_BLOCKS * ORDER_BLOCK_BYTES), first, begin,
                 piece.has(unit) ? piece.end_of(split, blocks) : 0};
     }
     // Requests those of the next stage; returns their bytes.
-    __device__ __forceinline__ u32 ask_for_weights(Weights& at, const FewRing<Work>& ring) const {
-        const u32 begin = max(at.block, at.begin), end = min(at.block + FEW_BLOCKS, at.end);
-        const u32 skipped = (begin - at.block) * FEW_BLOCK_BYTES;
+    __device__ __forceinline__ u32 ask_for_weights(Weights& at, const OrderRing<Work>& ring) const {
+        const u32 begin = max(at.block, at.begin), end = min(at.block + ORDER_BLOCKS, at.end);
+        const u32 skipped = (begin - at.block) * ORDER_BLOCK_BYTES;
         const u32 bytes = begin < end ? (min(2 * end, steps) - 2 * begin) * STEP_BYTES : 0;
         if (bytes) {
             const u32 to = ring.place + at.to + skipped;
             copy_bulk_by_one(to, at.from + skipped, bytes, ring.full, policy);
             // A block's second step that does not exist gets finite weights.
-            if (bytes % FEW_BLOCK_BYTES) {
+            if (bytes % ORDER_BLOCK_BYTES) {
                 if (lane == 0) clear_step(to + bytes - STEP_BYTES);
                 __syncwarp();
             }
         }
-        at.block += FEW_BLOCKS, at.from += FEW_BLOCKS * FEW_BLOCK_BYTES;
+        at.block += ORDER_BLOCKS, at.from += ORDER_BLOCKS * ORDER_BLOCK_BYTES;
         return bytes;
     }
-    __device__ __forceinline__ void ask_for_x(const FewPiece& piece, u32 stage,
-                                              const FewRing<Work>& ring) const {
+    __device__ __forceinline__ void ask_for_x(const OrderPiece& piece, u32 stage,
+                                              const OrderRing<Work>& ring) const {
         if constexpr (Work::BOXES)
             ask_for_boxes(piece, stage, ring);
         else
             ask_for_rows(piece, stage, ring);
     }
-    __device__ __forceinline__ void ask_for_boxes(const FewPiece& piece, u32 stage,
-                                                  const FewRing<Work>& ring) const {
-        const u32 mapped = work.launch.x_mapped ? work.launch.columns / FEW_COLUMNS : 0;
+    __device__ __forceinline__ void ask_for_boxes(const OrderPiece& piece, u32 stage,
+                                                  const OrderRing<Work>& ring) const {
+        const u32 mapped = work.launch.x_mapped ? work.launch.columns / ORDER_COLUMNS : 0;
         u32 boxes = 0, to = ring.place + ring.x;
         for (u32 split = 0; split < piece.splits; split++, to += Work::X_BYTES) {
             const Blocks at = blocks_of(piece, split, stage);
@@ -624,40 +632,40 @@ struct FewAsking {
                 boxes++;
             }
         }
-        if (WIDE_ARRIVALS > 1) arrive(ring.full);
+        if (WARP_ARRIVALS > 1) arrive(ring.full);
         __syncwarp();
         arrive_expecting_once(ring.full, boxes * Work::X_BYTES);
     }
     // Requests row `lane` of x.
-    __device__ void ask_for_rows(const FewPiece& piece, u32 stage,
-                                 const FewRing<Work>& ring) const {
-        const u32 full = ring.full, block = piece.first_block + stage * FEW_BLOCKS;
-        const u32 first_column = block * FEW_COLUMNS, last = min(blocks, block + FEW_BLOCKS);
-        const u32 count = min(last * FEW_COLUMNS, work.launch.columns) - first_column;
+    __device__ void ask_for_rows(const OrderPiece& piece, u32 stage,
+                                 const OrderRing<Work>& ring) const {
+        const u32 full = ring.full, block = piece.first_block + stage * ORDER_BLOCKS;
+        const u32 first_column = block * ORDER_COLUMNS, last = min(blocks, block + ORDER_BLOCKS);
+        const u32 count = min(last * ORDER_COLUMNS, work.launch.columns) - first_column;
         const u32 to = ring.place + ring.x + lane * Work::X_PITCH;
         const bool mine = lane < piece.x_rows;
         const u32 bytes = has_aligned_x(work.launch) ? count * 2 : 0;
         if (mine && bytes < (last - block) * 128)
             copy_row_slowly(row + first_column, count, bytes, to);
-        if (WIDE_ARRIVALS > 1) arrive(full);
+        if (WARP_ARRIVALS > 1) arrive(full);
         __syncwarp();
         arrive_expecting_once(full, bytes * piece.x_rows);
         __syncwarp();
         if (mine && bytes) copy_bulk_to_all<1>(to, row + first_column, bytes, full);
     }
-    // Requests the weights of units `number` and `number` + FEW_ASKING, before the previous launch
-    // has ended. The warps share each stage: if they took turns, the first stage would come as late
-    // as the fourth.
-    __device__ void ask_for_all_weights(FewRing<Work> ring, u32 number, FewPieces<Work>& pieces,
+    // Requests the weights of units `number` and `number` + ORDER_ASKING, before the previous
+    // launch has ended. The warps share each stage: if they took turns, the first stage would come
+    // as late as the fourth.
+    __device__ void ask_for_all_weights(OrderRing<Work> ring, u32 number, OrderPieces<Work>& pieces,
                                         bool exists) const {
-        static_assert(FEW_UNITS <= 2 * FEW_ASKING, "two units per warp");
+        static_assert(ORDER_UNITS <= 2 * ORDER_ASKING, "two units per warp");
         u32 place = 0, last_full = 0, last_phase = 0;
         bool have_met = false;
-        group_barrier(FULL_BARRIERS, FEW_ASKING * LANES);
+        group_barrier(FULL_BARRIERS, ORDER_ASKING * LANES);
         arrive_at(ALL_BARRIERS);
         for (; exists && number < ring.asking; exists = pieces.next()) {
             Weights first = weights_of(pieces.piece, number);
-            Weights second = weights_of(pieces.piece, number + FEW_ASKING);
+            Weights second = weights_of(pieces.piece, number + ORDER_ASKING);
 #pragma unroll 1
             for (u32 stage = 0; stage < pieces.piece.stages; stage++, place++, ring.next()) {
                 if (place >= ring.count) {
@@ -676,18 +684,18 @@ struct FewAsking {
             if (number >= ring.asking) return;
             // Waits for this block's weights: those of other blocks come before prefetches.
             if (last_full) wait_for(last_full, last_phase);
-            prefetch_next(work.launch, number, ring.asking);
+            prefetch_next(work.launch.prefetches, number, ring.asking);
         }
     }
     // Requests the x of all stages.
-    __device__ void ask_for_all_x(FewRing<Work> ring, FewPieces<Work>& pieces, bool exists) {
+    __device__ void ask_for_all_x(OrderRing<Work> ring, OrderPieces<Work>& pieces, bool exists) {
         if constexpr (Work::BOXES)
             asm volatile("prefetch.tensormap [%0];" ::"l"(&work.launch.x_map) : "memory");
         meet_barriers();
         if constexpr (Work::BOXES) wait_for_launch_before();
         u32 place = 0;
         for (; exists; exists = pieces.next()) {
-            const FewPiece& piece = pieces.piece;
+            const OrderPiece& piece = pieces.piece;
             if constexpr (!Work::BOXES) row = work.x(piece, min(lane, max(piece.x_rows, 1) - 1));
 #pragma unroll 1
             for (u32 stage = 0; stage < piece.stages; stage++, place++, ring.next()) {
@@ -699,7 +707,7 @@ struct FewAsking {
 };
 
 // A block of 16 rows as loaded.
-struct FewRaw {
+struct OrderRaw {
     uint4 planes[2];
     uint2 codes[2];
     __device__ __forceinline__ void load(u32 plane, u32 code) {
@@ -736,9 +744,9 @@ __device__ __forceinline__ void multiply_if(float (&sums)[4], u32 a0, u32 a1, u3
 
 // A warp that multiplies half a strip by one split of x.
 template <class Work>
-struct FewChain {
+struct OrderChain {
     static constexpr u32 EIGHTS = Work::EIGHTS;
-    const FewPiece& piece;
+    const OrderPiece& piece;
     u32 lane, half, band;
     u32 planes, codes, x[2];  // offsets in a stage; x: one per step of a block
     // In the unit's table: the bases; the next patch, its number and address, and its window.
@@ -746,7 +754,7 @@ struct FewChain {
     uint2 patch;
     u32 patch_window;
     float sums[EIGHTS][4];
-    FewRaw raw[2];
+    OrderRaw raw[2];
     uint4 v[2][EIGHTS][2];
     u32 w[2][4][4];  // weights of this block and of the next one
 
@@ -794,11 +802,11 @@ struct FewChain {
         patch = load_shared_8(at);
         patch_window = patch.x >> 8;
     }
-    __device__ __forceinline__ void begin_patches(const FewTable& table) {
+    __device__ __forceinline__ void begin_patches(const OrderTable& table) {
         next_patch(table.numbers() + 8 * (half ? load_shared(table.at) : 0));
     }
     __device__ __forceinline__ void load(u32 b, u32 place) {
-        raw[b].load(place + planes + b * FEW_BLOCK_BYTES, place + codes + b * FEW_BLOCK_BYTES);
+        raw[b].load(place + planes + b * ORDER_BLOCK_BYTES, place + codes + b * ORDER_BLOCK_BYTES);
     }
     // Decodes product K of a block (4 B + K of its window), or takes the lane's patch.
     template <u32 B, u32 K>
@@ -828,7 +836,7 @@ struct FewChain {
     }
     // Adds the products of blocks `begin` to `end` of the unit, at least one, by stages of two
     // blocks.
-    __device__ __forceinline__ void walk(FewRing<Work>& ring, u32 begin, u32 end) {
+    __device__ __forceinline__ void walk(OrderRing<Work>& ring, u32 begin, u32 end) {
         // The compiler must know that all lanes do the same.
         const u32 first = same(ring.first), bytes = same(ring.bytes);
         const u32 barriers = same(ring.barriers), ring_end = barriers + 8 * same(ring.count);
@@ -872,7 +880,7 @@ struct FewChain {
             load_x(v[0], next);
             step<1, 2>(next_base, products, from, has_second);
             load(1, next);
-            release(full + 8 * FEW_STAGES, lane);
+            release(full + 8 * ORDER_STAGES, lane);
             step<1, 3>(next_base, products, from, has_second);
             here = next, full = next_full, base = next_base, products = 0;
             next = after, next_full = after_full, phase = after_phase;
@@ -882,8 +890,8 @@ struct FewChain {
     }
     // Like walk, for a unit with more entries than its table has places for patches: goes product
     // by product, and searches in memory for their entries.
-    __device__ __forceinline__ void walk_slowly(FewRing<Work>& ring, u32 strip, u32 begin, u32 end,
-                                                u32* status) {
+    __device__ __forceinline__ void walk_slowly(OrderRing<Work>& ring, u32 strip, u32 begin,
+                                                u32 end, u32* status) {
         const uint2* const heads = reinterpret_cast<const uint2*>(piece.heads) +
                                    u64(strip) * tiles_across(piece.whole_columns);
 #pragma unroll 1
@@ -891,7 +899,7 @@ struct FewChain {
             wait_for(ring.full, ring.phase);
 #pragma unroll 1
             for (u32 block = max(at, begin); block < min(at + 2, end); block++) {
-                const u32 place = ring.place + (block - at) * FEW_BLOCK_BYTES;
+                const u32 place = ring.place + (block - at) * ORDER_BLOCK_BYTES;
                 raw[0].load(place + planes, place + codes);
                 load_x(v[0], ring.place + (block - at) * Work::X_BLOCK);
                 const Head head = {__ldg(heads + block / 4)};
@@ -956,11 +964,11 @@ struct FewChain {
 
 // Adds the sums of a strip's splits, in order. All warps that multiply call it together.
 template <class Work>
-__device__ __forceinline__ void add_splits(const Work& work, FewChain<Work>& chain,
-                                           const FewPiece& piece, const FewRing<Work>& ring,
+__device__ __forceinline__ void add_splits(const Work& work, OrderChain<Work>& chain,
+                                           const OrderPiece& piece, const OrderRing<Work>& ring,
                                            u32 unit, u32 threads, bool active) {
     constexpr u32 BYTES = Work::EIGHTS * 512;
-    constexpr u32 HALVES = FEW_HALVES<Work>;
+    constexpr u32 HALVES = ORDER_HALVES<Work>;
     const u32 place = 2 * chain.band + chain.half;  // among the unit's warps
     const u32 mine = ring.sums + (HALVES * unit + place) * BYTES;
     const u32 before = ring.sums + (threads / LANES + place) * BYTES;
@@ -978,18 +986,18 @@ __device__ __forceinline__ void add_splits(const Work& work, FewChain<Work>& cha
 }
 
 template <class Work>
-__device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> ring, u32 warp,
-                                                u32 lane, u32 threads, FewPieces<Work>& pieces,
+__device__ __forceinline__ void multiply_pieces(const Work& work, OrderRing<Work> ring, u32 warp,
+                                                u32 lane, u32 threads, OrderPieces<Work>& pieces,
                                                 bool exists) {
-    const u32 unit = warp / FEW_HALVES<Work>, blocks = few_blocks_of(work.launch.columns);
+    const u32 unit = warp / ORDER_HALVES<Work>, blocks = order_blocks_of(work.launch.columns);
     meet_barriers();
     if constexpr (Work::BOXES) wait_for_launch_before();
-    FewChain<Work> chain = {pieces.piece, lane, warp % 2, warp / 2 % Work::BANDS};
-    const u32 place = unit * FEW_BLOCKS * FEW_BLOCK_BYTES + lane * 16;
+    OrderChain<Work> chain = {pieces.piece, lane, warp % 2, warp / 2 % Work::BANDS};
+    const u32 place = unit * ORDER_BLOCKS * ORDER_BLOCK_BYTES + lane * 16;
     chain.planes = kept(place + chain.half * 512);
     chain.codes = kept(place + 1024 + chain.half * 8);
     for (u32 number = 0; exists; exists = pieces.next(), number++) {
-        const FewPiece& piece = pieces.piece;
+        const OrderPiece& piece = pieces.piece;
         const u32 split = piece.split_of(unit), first = piece.begin_of(split);
         const u32 end = piece.end_of(split, blocks);
         const bool active = piece.has(unit);
@@ -997,11 +1005,11 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
         const u32 x_place = ring.x + split * Work::X_BYTES +
                             chain.band * (Work::EIGHTS * Work::X_EIGHT) + Work::x_place(lane);
         chain.x[0] = kept(x_place), chain.x[1] = kept(Work::second(x_place));
-        const FewTable table = ring.table(number, unit);
+        const OrderTable table = ring.table(number, unit);
         chain.bases = table.bases();
         if (piece.first_block == 0) chain.clear();
-        wait_for(ring.table_full(number), number / FEW_TABLES % 2);
-        if (count && load_shared(table.at) == FEW_MANY) {
+        wait_for(ring.table_full(number), number / ORDER_TABLES % 2);
+        if (count && load_shared(table.at) == ORDER_MANY) {
             chain.walk_slowly(ring, piece.strip_of(unit), first, end, work.launch.status);
         } else if (count) {
             chain.begin_patches(table);
@@ -1023,24 +1031,25 @@ __device__ __forceinline__ void multiply_pieces(const Work& work, FewRing<Work> 
 }
 
 template <class Work>
-__device__ __forceinline__ void linear_few(const Work& work) {
+__device__ __forceinline__ void linear_order(const Work& work) {
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0), lane = threadIdx.x % LANES;
-    const u32 consumers = blockDim.x / LANES - FEW_HELPERS;
-    const FewRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
+    const u32 consumers = blockDim.x / LANES - ORDER_HELPERS;
+    const OrderRing<Work> ring(work, kept(shared_address(linear_shared)), dynamic_shared_bytes());
     // All warps find the first piece together: code that each ran by itself would come later.
-    FewPieces<Work> pieces(work);
+    OrderPieces<Work> pieces(work);
     const bool exists = pieces.next();
     ring.init_barriers(consumers, warp, lane);
     const u32 helper = warp - consumers;
     if (warp < consumers)
         multiply_pieces(work, ring, warp, lane, consumers * LANES, pieces, exists);
-    else if (helper < FEW_ASKING)
-        FewAsking<Work>(work, lane).ask_for_all_weights(ring, helper, pieces, exists);
-    else if (helper < FEW_ASKING + FEW_TELLING)
-        FewTelling{helper - FEW_ASKING, lane, few_blocks_of(work.launch.columns), keep_policy()}
+    else if (helper < ORDER_ASKING)
+        OrderAsking<Work>(work, lane).ask_for_all_weights(ring, helper, pieces, exists);
+    else if (helper < ORDER_ASKING + ORDER_TELLING)
+        OrderTelling{helper - ORDER_ASKING, lane, order_blocks_of(work.launch.columns),
+                     keep_policy()}
             .tell(work, ring, pieces, exists);
     else
-        FewAsking<Work>(work, lane).ask_for_all_x(ring, pieces, exists);
+        OrderAsking<Work>(work, lane).ask_for_all_x(ring, pieces, exists);
 }
 }  // namespace df11::linear

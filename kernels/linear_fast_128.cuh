@@ -1,7 +1,7 @@
 // Multiplies 17 or more rows of x on compute capability 9.0, in the order of a plan of the sum
 // (spec/gpu.md, part 7), by wgmma: decoded weights are the A operand, in registers; x is B, in
-// shared memory. In the same order, linear_few.cuh multiplies up to 32 rows of x if there are one
-// or two splits, and up to 64 in small matrices; linear_large.cuh 129 or more.
+// shared memory. In the same order, linear_order.cuh multiplies up to 32 rows of x if there are one
+// or two splits, and up to 64 in small matrices; linear_fast_256.cuh 129 or more.
 //
 //   item      a cluster's work for a band of up to 32, 64 or 128 rows of x. A block has up to eight
 //             strips of a matrix and one split of its columns: with s splits, the blocks of a
@@ -75,7 +75,7 @@ __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool m
 // stage's head; `which`: bits 20 and up of an entry of this lane in this step and half.
 __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
                                                      const u32* entries, u32 which, u32 product) {
-    const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * WIDE_HALF_HEAD);
+    const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * FAST128_HALF_HEAD);
 #pragma unroll 1
     for (u32 i = 0; i < all.y; i++) {
         const u32 entry = __ldg(entries + all.x + i);
@@ -84,9 +84,9 @@ __device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head
 }
 
 // The rows of the block's strips that a warp has.
-struct WideShare {
+struct Fast128Share {
     u32 warpgroup, strip, half;
-    __device__ WideShare() {
+    __device__ Fast128Share() {
         // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
         const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
         warpgroup = warp / 4;
@@ -98,35 +98,36 @@ struct WideShare {
 // Multiplies all stages of a piece, with x at `x_place` in each. `rest`: the matrix's entries.
 // Returns the barrier of the last stage, which the caller releases.
 template <u32 N, class Ring>
-__device__ __forceinline__ u32 multiply_stages(const void* rest, const WidePiece& item,
-                                               u32 x_place, Ring& ring, const WideShare& share,
+__device__ __forceinline__ u32 multiply_stages(const void* rest, const Fast128Piece& item,
+                                               u32 x_place, Ring& ring, const Fast128Share& share,
                                                float (&sums)[N / 2]) {
     const u32* const entries = static_cast<const u32*>(rest);
     const u32 lane = kept(threadIdx.x % LANES);
     // A warpgroup's second strip may not exist: it then repeats the last one, and nobody uses the
     // result.
     const u32 strip = min(share.strip, item.strips - 1);
-    const u32 planes = kept(strip * WIDE_STRIP_BYTES + share.half * 512 + lane * 16);
-    const u32 codes = kept(strip * WIDE_STRIP_BYTES + 1024 + share.half * 8 + lane * 16);
+    const u32 planes = kept(strip * FAST128_STRIP_BYTES + share.half * 512 + lane * 16);
+    const u32 codes = kept(strip * FAST128_STRIP_BYTES + 1024 + share.half * 8 + lane * 16);
     // Broadcast from lane 0, so that the compiler does not compute it again in each stage.
-    const u32 heads = __shfl_sync(ALL_LANES,
-                                  ring.heads() - ring.full * (WIDE_HEADS / 8) +
-                                      min(threadIdx.x / (2 * LANES), item.strips - 1) * WIDE_HEAD +
-                                      threadIdx.x / LANES % 2 * WIDE_HALF_HEAD,
-                                  0);
+    const u32 heads =
+        __shfl_sync(ALL_LANES,
+                    ring.heads() - ring.full * (FAST128_HEADS / 8) +
+                        min(threadIdx.x / (2 * LANES), item.strips - 1) * FAST128_HEAD +
+                        threadIdx.x / LANES % 2 * FAST128_HALF_HEAD,
+                    0);
     const u32 x_first = kept(describe_x(x_place));
     const u32 end = kept(item.end);
     u32 to_release = 0;
     // Two buffers of weights, of one product each if there are many sums.
     constexpr u32 PRODUCTS = N >= 128 ? 1 : 2;
-    constexpr u32 GROUPS = 2 * WIDE_STEPS / PRODUCTS;
-    uint4 plane[WIDE_STEPS];
-    uint2 code[WIDE_STEPS];
+    constexpr u32 GROUPS = 2 * FAST128_STEPS / PRODUCTS;
+    uint4 plane[FAST128_STEPS];
+    uint2 code[FAST128_STEPS];
     auto load = [&](u32 i) {
         plane[i] = load_shared_16(ring.place + planes + i * STEP_BYTES);
         code[i] = load_shared_8(ring.place + codes + i * STEP_BYTES);
     };
-    auto head_place = [&] { return ring.full * (WIDE_HEADS / 8) + heads; };
+    auto head_place = [&] { return ring.full * (FAST128_HEADS / 8) + heads; };
     uint2 base_and_more;
     if (item.begin < end) {
         wait_for(ring.full, ring.phase);
@@ -158,8 +159,8 @@ __device__ __forceinline__ u32 multiply_stages(const void* rest, const WidePiece
                     const u32 place = 2 * step + first + j;
                     if (!(more >> place & 1)) continue;
                     if (more >> (4 + place) & 1) {
-                        const u32 which =
-                            (stage * WIDE_STEPS + step) % TILE_STEPS << 6 | lane << 1 | share.half;
+                        const u32 which = (stage * FAST128_STEPS + step) % TILE_STEPS << 6 |
+                                          lane << 1 | share.half;
                         place_entries_slowly(mine[j], head, entries, which, first + j);
                     } else {
                         const u32 entry = load_shared(head + 8 + 4 * place);
@@ -193,7 +194,7 @@ __device__ __forceinline__ u32 multiply_stages(const void* rest, const WidePiece
 }
 
 // Destination of sums, eight rows of x at a time, and the form of their stores.
-struct WideOutput {
+struct Fast128Output {
     u16* to;  // this lane's, in the first eight rows of x
     u64 pitch;
     u32 rows, x_rows;  // rows: of the matrix, from the warp's first one on
@@ -201,9 +202,8 @@ struct WideOutput {
     bool whole;        // all 16 rows exist, and pairs are aligned
     bool eights;       // this too, and groups of eight rows are aligned
 
-    __device__ WideOutput(const LinearLaunch& launch, const WidePiece& item,
-                          const WideShare& share) {
-        const LinearMatrix& m = launch.matrices[item.matrix];
+    __device__ Fast128Output(const SplitMatrix& m, const Fast128Piece& item,
+                             const Fast128Share& share) {
         const u32 lane = threadIdx.x % LANES;
         const u32 row = (item.first_strip + share.strip) * STRIP_ROWS + share.half * 16;
         pitch = m.y_pitch;
@@ -298,8 +298,8 @@ struct WideOutput {
 // that have them. For SPLITS splits; with FEWER for up to that many, eight rows of x after the
 // other.
 template <u32 N, u32 SPLITS, bool FEWER = false>
-__device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
-                                           const WideOutput& output) {
+__device__ __forceinline__ void add_splits(const Fast128Item& item, u32 room,
+                                           const Fast128Output& output) {
     constexpr u32 ALL = N / 8, EIGHTS = FEWER ? 1 : (ALL + SPLITS - 1) / SPLITS;
     const u32 each = FEWER ? (ALL + item.splits - 1) / item.splits : EIGHTS;
     const u32 first = item.split * each, end = min(min(first + each, ALL), (item.x_rows + 7) / 8);
@@ -312,7 +312,7 @@ __device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
 #pragma unroll
             for (u32 k = 0; k < SPLITS; k++)
                 if (at + i < end && (!FEWER || k < item.splits))
-                    load_of_cluster(sums[i][k], from + (at + i) * WIDE_WARPS * LANES * 16,
+                    load_of_cluster(sums[i][k], from + (at + i) * FAST128_WARPS * LANES * 16,
                                     item.rank - item.split + k);
 #pragma unroll
         for (u32 i = 0; i < EIGHTS; i++) {
@@ -328,23 +328,23 @@ __device__ __forceinline__ void add_splits(const WideItem& item, u32 room,
 }
 
 template <u32 N>
-__device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
+__device__ __forceinline__ void linear_fast_128(const Fast128Launch& launch) {
     // Broadcast from lane 0, so that the compiler knows that all lanes have the same.
     const u32 lane = kept(threadIdx.x % LANES);
     const u32 warp = __shfl_sync(ALL_LANES, threadIdx.x / LANES, 0);
-    const WideItem item(launch, N);
+    const Fast128Item item(launch, N);
     const u32 room = dynamic_shared_bytes();
-    WideRing ring(kept(shared_address(linear_shared)), room,
-                  wide_stage_bytes(N, max(item.strips, 1)));
+    Fast128Ring ring(kept(shared_address(linear_shared)), room,
+                     fast128_stage_bytes(N, max(item.strips, 1)));
     const u32 warpgroups = (item.strips + 1) / 2;
     ring.init_barriers(max(warpgroups, 1) * 4);
     __syncthreads();
     // All warps together take as many registers as the block begins with, which build.py checks:
     // with fewer a warp would wait for ever.
-    if (warp >= WIDE_WARPS) {
+    if (warp >= FAST128_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
-        if (item.strips) ask_for_stages(launch, item, ring, warp - WIDE_WARPS, lane);
-        prefetch_next(launch, warp - WIDE_WARPS, WIDE_ASKING);
+        if (item.strips) ask_for_stages(launch, item, ring, warp - FAST128_WARPS, lane);
+        prefetch_next(launch.prefetches, warp - FAST128_WARPS, FAST128_ASKING);
         __syncwarp();
         if (item.splits > 1) {
             meet_cluster();
@@ -354,15 +354,15 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
-    const WideShare share;
+    const Fast128Share share;
     const bool active = share.warpgroup < warpgroups;
     if (active) {
         float sums[N / 2] = {};
         wait_for_launch_before();
         multiply_stages<N>(launch.matrices[item.matrix].rest, item,
-                           item.strips * WIDE_STRIP_BYTES, ring, share, sums);
+                           item.strips * FAST128_STRIP_BYTES, ring, share, sums);
         if (item.splits == 1) {
-            const WideOutput output(launch, item, share);
+            const Fast128Output output(launch.matrices[item.matrix], item, share);
             output.store<N / 8>(0, sums);
             return;
         }
@@ -371,14 +371,14 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
 #pragma unroll
         for (u32 i = 0; i < N / 8; i++)
             store_shared_16(
-                ring.first + (i * WIDE_WARPS * LANES + threadIdx.x) * 16,
+                ring.first + (i * FAST128_WARPS * LANES + threadIdx.x) * 16,
                 make_uint4(__float_as_uint(sums[4 * i]), __float_as_uint(sums[4 * i + 1]),
                            __float_as_uint(sums[4 * i + 2]), __float_as_uint(sums[4 * i + 3])));
     }
     if (item.splits == 1) return;
     meet_cluster();
     if (active) {
-        const WideOutput output(launch, item, share);
+        const Fast128Output output(launch.matrices[item.matrix], item, share);
         if (item.splits == 2)
             add_splits<N, 2>(item, ring.first, output);
         else if (item.splits == 3)
@@ -386,7 +386,7 @@ __device__ __forceinline__ void linear_wide(const LinearLaunch& launch) {
         else if (item.splits == 4)
             add_splits<N, 4>(item, ring.first, output);
         else
-            add_splits<N, WIDE_SPLITS, true>(item, ring.first, output);
+            add_splits<N, FAST128_SPLITS, true>(item, ring.first, output);
     }
     // Waits until no block reads this one's memory any more.
     arrive_at_cluster();

@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::multiply::{allow_most_shared, run};
 use super::split::BLOCKS;
-use super::task::{LinearLaunch, STRIP_ROWS, tiles_across};
+use super::task::{STRIP_ROWS, Tile64Launch, tiles_across};
 use crate::Result;
 use crate::gpu::module::{Kernels, Module, config};
 
@@ -39,28 +39,36 @@ impl Rounds {
         Self { items, places: items + if groups < items { groups } else { items } }
     }
 
+    /// Items and places of matrices together.
+    pub(super) fn sum(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self { items: 0, places: 0 }, |sum, one| Self {
+            items: sum.items + one.items,
+            places: sum.places + one.places,
+        })
+    }
+
     /// Bytes per place, with this many rows of x.
     pub(super) const fn place_bytes(rows: u64) -> u64 {
-        GROUP_STRIPS * STRIP_ROWS * DECODED_CLASSES[class_of(rows)] * 4
+        GROUP_STRIPS * STRIP_ROWS * TILE64_CLASSES[class_of(rows)] * 4
     }
 }
 
 /// Most rows of x of each kernel for matrices as stored, above [`ROWS`](super::task::ROWS).
-pub(super) const DECODED_CLASSES: [u64; 2] = [32, 64];
+pub(super) const TILE64_CLASSES: [u64; 2] = [32, 64];
 
-/// The index in [`DECODED_CLASSES`] for a number of rows.
+/// The index in [`TILE64_CLASSES`] for a number of rows.
 const fn class_of(rows: u64) -> usize {
-    if rows <= DECODED_CLASSES[0] { 0 } else { 1 }
+    if rows <= TILE64_CLASSES[0] { 0 } else { 1 }
 }
 
 /// Shared memory that blocks need, in bytes, and their numbers of threads, slots and stages.
 #[derive(Clone, Copy, Debug, FromBytes)]
 #[repr(C)]
-pub(super) struct DecodedDemand {
+pub struct Tile64Demand {
     threads: u32,
     /// For every block.
     fixed: u32,
-    /// Per stage, for each of [`DECODED_CLASSES`].
+    /// Per stage, for each of [`TILE64_CLASSES`].
     stages: [u32; 2],
     /// Per row of x of the kernel.
     row: u32,
@@ -72,13 +80,13 @@ pub(super) struct DecodedDemand {
     most_stages: u32,
 }
 
-impl DecodedDemand {
+impl Tile64Demand {
     /// The number of stages and the dynamic shared memory of a block: as many stages as leave room
     /// for the largest tile, at least [`LEAST_STAGES`]. If the largest tile then lacks room, it is
     /// read from where it lies, slowly.
-    fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
+    pub fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
         let class = class_of(x_rows.into());
-        let fixed = self.fixed + DECODED_CLASSES[class] as u32 * self.row;
+        let fixed = self.fixed + TILE64_CLASSES[class] as u32 * self.row;
         let with = |stages| {
             let fixed = fixed + stages * self.stages[class];
             (stages, fixed + self.slots * (self.slot + staged))
@@ -92,26 +100,26 @@ impl DecodedDemand {
 
 /// Both kernels, in one context.
 #[derive(Debug)]
-pub(super) struct DecodedKernels {
-    /// One for each of [`DECODED_CLASSES`].
+pub(super) struct Tile64Kernels {
+    /// One for each of [`TILE64_CLASSES`].
     kernels: Vec<CudaFunction>,
-    needs: DecodedDemand,
+    needs: Tile64Demand,
     /// Dynamic shared memory that a block may have.
     room: u32,
     processors: u32,
 }
 
-impl DecodedKernels {
+impl Tile64Kernels {
     /// `None` if this GPU's code has no such kernels.
     pub(super) fn load(
         module: &Module<'_>,
-        needs: DecodedDemand,
+        needs: Tile64Demand,
         others: &Kernels,
     ) -> Result<Option<Self>> {
         if needs.threads == 0 {
             return Ok(None);
         }
-        let kernels = DECODED_CLASSES.map(|rows| module.function(&format!("tile_{rows}")));
+        let kernels = TILE64_CLASSES.map(|rows| module.function(&format!("tile_{rows}")));
         let kernels = kernels.into_iter().collect::<Result<Vec<_>>>()?;
         let room = allow_most_shared(&kernels.iter().collect::<Vec<_>>(), others)?;
         Ok(Some(Self { kernels, needs, room, processors: others.processors }))
@@ -121,7 +129,7 @@ impl DecodedKernels {
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, with matrices in tiles as stored and at
-    /// most as many rows of x as the last of [`DECODED_CLASSES`]; all that it points to lives until
+    /// most as many rows of x as the last of [`TILE64_CLASSES`]; all that it points to lives until
     /// the kernel is done.
     pub(super) unsafe fn multiply(
         &self,
@@ -129,25 +137,25 @@ impl DecodedKernels {
         staged: u32,
         stream: &CudaStream,
         items: u64,
-        launch: &LinearLaunch,
+        mut launch: Tile64Launch,
     ) -> Result<()> {
-        let (tile_sets, shared) = self.needs.block(launch.x_rows, staged, self.room);
-        let launch = &LinearLaunch { tile_sets, ..*launch };
+        let (count, shared) = self.needs.block(launch.x_rows, staged, self.room);
+        launch.of.stages = count;
         let blocks = items.min(self.processors.into()) as u32;
         let config = config(blocks, self.needs.threads, shared);
         let kernel = &self.kernels[class_of(launch.x_rows.into())];
         // SAFETY: the caller's promise; the kernels' constants give threads and shared memory.
-        unsafe { run(kernel, early, stream, config, launch) }
+        unsafe { run(kernel, early, stream, config, &launch) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::split::MATRIX_COUNTERS, DecodedDemand, Rounds};
+    use super::{super::split::MATRIX_COUNTERS, Rounds, Tile64Demand};
 
     #[test]
     fn blocks_have_as_many_stages_as_leave_room_for_tiles() {
-        let needs = DecodedDemand {
+        let needs = Tile64Demand {
             threads: 768,
             fixed: 17_408,
             stages: [32_768, 16_384],

@@ -33,7 +33,7 @@ struct Cursor {
             at = work.range(item);
             step = at.begin + warp;
             if (step >= at.end || !at.exists) continue;
-            const LinearMatrix& m = work.matrix(at);
+            const auto& m = work.matrix(at);
             data = m.data + u64(at.strip) * steps_of(m.whole_columns) * STEP_BYTES + lane * 16;
             heads = static_cast<const FastHead*>(m.index) +
                     u64(at.strip) * tiles_across(m.whole_columns);
@@ -118,12 +118,12 @@ __device__ __forceinline__ void add_warps(const Work& work, const Range& at, flo
 
 // If a strip has slices, the last block to arrive adds their sums, in order. All threads of a group
 // call it; they meet at the group's barrier.
-template <u32 GROUP>
-__device__ __forceinline__ void add_slices(const Shared& work, const Range& at, u32 thread,
+template <u32 GROUP, class Launch>
+__device__ __forceinline__ void add_slices(const Shared<Launch>& work, const Range& at, u32 thread,
                                            u32 threads) {
     if (at.slices == 1) return;
     __shared__ u32 before;
-    const LinearLaunch& launch = work.launch;
+    const Launch& launch = work.launch;
     u32* counter = launch.counters + work.matrix(at).first_strip + at.strip;
     __threadfence();
     group_barrier(GROUP, threads);
@@ -142,7 +142,10 @@ __device__ __forceinline__ void add_slices(const Shared& work, const Range& at, 
 }
 template <u32 GROUP, u32 ROWS>
 __device__ inline void add_slices(const Grouped<ROWS>&, const Range&, u32, u32) {}
-__device__ inline float* partials_of(const Shared& work) { return work.launch.partials; }
+template <class Launch>
+__device__ inline float* partials_of(const Shared<Launch>& work) {
+    return work.launch.partials;
+}
 template <u32 ROWS>
 __device__ inline float* partials_of(const Grouped<ROWS>&) {
     return nullptr;
@@ -189,7 +192,7 @@ __device__ __forceinline__ void linear_fast(const Work& work) {
     u32 slot = 0, problems = 0;
     for (u32 item = blockIdx.x; item < work.items(); item += gridDim.x) {
         const Range at = work.range(item);
-        const LinearMatrix& m = work.matrix(at);
+        const auto& m = work.matrix(at);
         if (!at.exists) continue;
         float sums[2][EIGHTS][4] = {};
 #pragma unroll 1
