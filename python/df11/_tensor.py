@@ -142,13 +142,17 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. Waits for
-        those that come over a network, and raises the errors of reading them.
+        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. `_come` is
+        done.
         """
+        self._come()
+        return self._places
+
+    def _come(self) -> None:
+        """Waits for arrays that come over a network. Raises the errors of reading them."""
         if self._wait is not None:
             self._wait()
             self._wait = None
-        return self._places
 
     @property
     def _places(self) -> list[Tensor]:
@@ -162,7 +166,7 @@ class CompressedTensor(Compressed):
 
     @property
     def _kept(self) -> list[Tensor]:
-        assert self._arrays  # are here now
+        self._come()
         return [getattr(self, f"_{label}{at}") for at, label in _kept(self.parts)]
 
     def _with_kept(self, kept: Sequence[Tensor]) -> CompressedTensor:
@@ -227,7 +231,7 @@ class CompressedTensor(Compressed):
         return self.like(exact=exact)
 
     def __tensor_flatten__(self) -> tuple[list[str], tuple[Any, ...]]:
-        assert self._arrays  # are here now
+        self._come()
         return list(self._names), (self.parts, tuple(self._options.items()))
 
     @staticmethod
