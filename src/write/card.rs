@@ -155,7 +155,8 @@ pub(super) fn write(
         if let Some(base) = &card.base_model {
             let _ = writeln!(text, "base_model: {base}\nbase_model_relation: quantized");
         }
-        let tag = if report.source_bits_per_weight() == 16.0 { "- bfloat16\n" } else { "" };
+        let is_bf16 = report.coded_source_bytes == 2 * report.coded_weights;
+        let tag = if is_bf16 { "- bfloat16\n" } else { "" };
         let _ = write!(text, "tags:\n- df11\n- lossless-compression\n{tag}---\n\n");
     }
     let of = card
