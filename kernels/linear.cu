@@ -187,7 +187,7 @@ extern "C" __global__ void __launch_bounds__(TILE64_THREADS, 1)
 }
 #endif
 
-// Values that the host needs. src/gpu/linear/kernels.rs, tiles.rs and decoded.rs have the same
+// Values that the host needs. src/gpu/linear/kernels.rs, tiles.rs and tile64.rs have the same
 // fields and explain them. 0 means that this target has no such kernel.
 struct Constants {
     // Values that both sides compute with.
