@@ -82,7 +82,7 @@ pub struct Tile64Demand {
 
 impl Tile64Demand {
     /// The number of stages and the dynamic shared memory of a block: as many stages as leave room
-    /// for the largest tile, at least [`LEAST_STAGES`]. If the largest tile then lacks room, it is
+    /// for the largest tile, at least `LEAST_STAGES`. If the largest tile then lacks room, it is
     /// read from where it lies, slowly.
     pub fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
         let class = class_of(x_rows.into());
