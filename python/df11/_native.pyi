@@ -50,7 +50,7 @@ __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "p
 __all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 @overload
-def open(
+def open(  # type: ignore[overload-overlap]  # "cpu" is a str: the first one that fits counts
     path: _Path,
     *,
     device: Literal["cpu"] | None = None,
