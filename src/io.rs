@@ -53,7 +53,7 @@ pub trait ReadAt: Send + Sync {
     /// Waits until views can be had, if the bytes are on their way into memory.
     ///
     /// # Errors
-    /// Those of reading.
+    /// The errors of reading.
     #[doc(hidden)]
     fn wait_whole(&self) -> io::Result<()> {
         Ok(())

@@ -208,7 +208,7 @@ def test_attach_from_a_store(hub: Hub, tmp_path: Path) -> None:
 def test_tensors_are_used_while_others_come(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not there yet is waited for, and never read before."""
+    """Reads wait for bytes that are not there yet."""
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
     from df11._container import Tensors

@@ -54,7 +54,7 @@ pub(super) struct ChunkKey<'a> {
     pub(super) checksum: u32,
 }
 
-/// What fills a cache ahead of reads.
+/// Work that fills a cache ahead of reads.
 pub(super) trait FillAhead: Send + Sync {
     /// Whether all of these chunks are among those that it brings.
     fn covers(&self, chunks: &[usize]) -> bool;

@@ -49,7 +49,7 @@ pub struct Shard {
     /// Chunks on a local disk.
     #[cfg(feature = "remote")]
     pub(super) cache: Option<Arc<Cache>>,
-    /// Those that fill it with its chunks.
+    /// Work that fills it with chunks of this container.
     #[cfg(feature = "remote")]
     pub(super) fillers: Mutex<Vec<Weak<dyn FillAhead>>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.

@@ -396,7 +396,7 @@ mod tests {
 
     const SIZE: usize = 2 * PIECE_BYTES as usize + 1001;
 
-    /// An object of pseudo-random bytes in a store, and so many requests at once.
+    /// An object of pseudo-random bytes in a store, and this many requests at once.
     fn object(length: usize, requests: usize) -> (ObjectSource, Version, Vec<u8>) {
         let mut bytes = vec![0; length];
         blake3::Hasher::new().finalize_xof().fill(&mut bytes);

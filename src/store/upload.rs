@@ -151,7 +151,7 @@ impl Upload {
             self.in_time(sent).await.map(drop)
         };
         match retry(self.patience, put).await {
-            // Of all tries the first one may have put it, and its answer been lost.
+            // An earlier try may have put it, and its answer was lost.
             Err(error)
                 if (may_have_succeeded(&error)
                     || error.kind() == io::ErrorKind::AlreadyExists && tries.into_inner() > 1)

@@ -118,8 +118,8 @@ impl Builder<'_> {
                 parameter_bytes += parameter.bytes;
             }
         }
-        // Those of the module and of called functions come first, at the same places in all kernels
-        // that use some.
+        // Variables of the module and of called functions come first, at the same places in all
+        // kernels that use some.
         let shared = |variables: &[Variable]| -> Vec<Variable> {
             let those = variables.iter().filter(|one| one.space == ".shared" && one.bytes > 0);
             those.cloned().collect()

@@ -347,7 +347,7 @@ impl OrderKernels {
     }
 }
 
-/// The first kernel for so many rows, and its most rows.
+/// The first kernel for this many rows, and its most rows.
 fn of_rows(kernels: &[(u64, Multiply)], x_rows: u64) -> (u64, &Multiply) {
     let &(class, ref kernel) = kernels
         .iter()

@@ -113,7 +113,7 @@ pub(super) struct ProductLaunch {
     /// These matrices and their rows.
     matrices: Vec<(LinearMatrix, u64)>,
     columns: u32,
-    /// How blocks share them for up to [`ROWS`] rows of x, as so many items.
+    /// How blocks share them for up to [`ROWS`] rows of x, as items.
     shares: Vec<Items>,
     items: u32,
     /// Number of items whose sums meet in the workspace.

@@ -46,7 +46,7 @@ pub(super) struct OrderPart {
 }
 
 impl OrderPart {
-    /// What the kernel is told.
+    /// The part that the kernel gets.
     pub(super) fn share(&self) -> Order {
         Order {
             first_strip: self.first_strip as u32,
