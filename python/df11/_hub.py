@@ -50,7 +50,7 @@ def wrap_resolution() -> bool:
         source = arguments.get("pretrained_model_name_or_path")
         name = arguments.get("transformers_explicit_filename")
         if name != WEIGHTS or source is None:
-            return _of_others(source, arguments) or _of_library(call, source, arguments)
+            return _of_library(call, source, arguments)
         options = {name: arguments.get(name) for name in ("user_agent", "tqdm_class")}
         folder = folder_of(source, **options, **(arguments.get("download_kwargs") or {}))
         if isinstance(name, Expected):
@@ -75,36 +75,35 @@ def hand(tensors: dict[str, Any]) -> Handed:
     return file
 
 
-def _of_others(source: Any, arguments: dict[str, Any]) -> tuple[list[str], None] | None:
-    """Tensors of a local or linked folder of containers that another library's quantizer loads;
-    None for others.
+def _of_library(call: Callable[[], Any], source: Any, arguments: dict[str, Any]) -> Any:
+    """Lets transformers find the files, unless a local or linked folder has containers that another
+    library's quantizer loads. If it finds no weights in a repository of the Hub, fetches its
+    containers.
     """
     if not isinstance(source, (str, os.PathLike)) or arguments.get("gguf_file"):
-        return None
-    from ._foreign import is_for_others, tensors_for_others
-
+        return call()
     download = arguments.get("download_kwargs") or {}
-    folder = Path(source, download.get("subfolder") or "")
-    return ([hand(tensors_for_others(folder))], None) if is_for_others(folder) else None
-
-
-def _of_library(call: Callable[[], Any], source: Any, arguments: dict[str, Any]) -> Any:
-    """Lets transformers find the files. If it finds no weights in a repository of the Hub, fetches
-    its containers, as `_of_others`.
-    """
+    if found := _of_others(Path(source, download.get("subfolder") or "")):
+        return found
     try:
         return call()
     except OSError as refusal:
-        if not isinstance(source, str) or not _REPOSITORY.fullmatch(source):
+        if not _REPOSITORY.fullmatch(os.fspath(source)):
             raise
         try:
-            folder = folder_of(source, **(arguments.get("download_kwargs") or {}))
+            folder = folder_of(source, **download)
         except OSError as error:
             raise refusal from error
-        found = _of_others(folder, {**arguments, "download_kwargs": {}})
-        if found is None:
-            raise
-        return found
+        if found := _of_others(folder):
+            return found
+        raise
+
+
+def _of_others(folder: Path) -> tuple[list[str], None] | None:
+    """Tensors of containers that another library's quantizer loads; None for others."""
+    from ._foreign import is_for_others, tensors_for_others
+
+    return ([hand(tensors_for_others(folder))], None) if is_for_others(folder) else None
 
 
 def folder_of(
@@ -184,6 +183,6 @@ def _fetch(repository: str, subfolder: str | None, **download: Any) -> Path:
 
     prefix = f"{subfolder.strip('/')}/" if subfolder else ""
     place = re.sub(r"([*?[])", r"[\1]", prefix)
-    wanted = [place + "*.df11", place + WEIGHTS]  # of subfolders too, as in a local folder
-    wanted.append(place + "config.json")
+    wanted = ["*.df11", WEIGHTS, "config.json"]  # "*" is of subfolders too, as in a local folder
+    wanted = [place + name for name in wanted]
     return Path(snapshot_download(repository, allow_patterns=wanted, **download), prefix)
