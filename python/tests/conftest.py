@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,10 @@ from df11._platform import IS_WINDOWS
 
 # Models here are so small that threads take longer to start than to work; before PyTorch is there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# By default PyTorch keeps compiled code for all processes of a user in one folder. Several runs use
+# it at once here, and one was handed code that did not compile.
+INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="df11-inductor-")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", INDUCTOR_CACHE.name)
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
