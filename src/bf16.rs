@@ -1,4 +1,4 @@
-//! BF16 weights as bytes: apart into exponents and plane, and together again.
+//! Splits BF16 weights into exponents and plane, and joins them again.
 //!
 //! ```text
 //! weight, little-endian u16   s eeeeeeee mmmmmmm
@@ -6,9 +6,9 @@
 //! plane byte                  s          mmmmmmm   kept as it is
 //! ```
 //!
-//! Both functions compile to SSE2 code on plain x86-64 (16 weights an iteration) and touch each
-//! byte once. One weight an iteration over zipped chunks is the form that LLVM recognises; indexing
-//! is not.
+//! Both functions compile to SSE2 code on plain x86-64 (16 weights per iteration) and touch each
+//! byte once. LLVM vectorises loops over zipped chunks with one weight per iteration, but not loops
+//! that index.
 
 /// The exponent of a weight.
 #[inline]

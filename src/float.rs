@@ -6,7 +6,7 @@
 //! F16      s eeeee mmmmmmmmmm                                 s mmmmmmmmmm
 //! F32      s eeeeeeee mmmmmmm 0000000000000000                s mmmmmmm      (16 zero bits)
 //! ```
-//! BF16 in `tile` has a split too, that of [`bf16`](crate::bf16).
+//! BF16 in `tile` is split too, as in [`bf16`](crate::bf16).
 
 use crate::Dtype;
 

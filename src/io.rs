@@ -1,4 +1,4 @@
-//! Positional reads from files and from memory: the one way in which this crate reads bytes.
+//! Positional reads from files and from memory. This crate reads bytes in no other way.
 
 use std::{
     any::Any,

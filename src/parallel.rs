@@ -1,7 +1,7 @@
-//! Work on numbered pieces by all threads of the current rayon pool, taken in order.
+//! Lets all threads of the current rayon pool work on numbered pieces, which they take in order.
 //!
-//! Order keeps reads and writes near each other in their files; rayon's own splitting would begin
-//! in several distant places.
+//! The order keeps reads and writes near each other in their files; rayon's own splitting would
+//! start at several distant places.
 
 use std::{
     ops::Range,

@@ -1,8 +1,9 @@
-//! Outputs under temporary names, in use or left over: hidden names beside the output, and a lock
-//! that the system takes away from a process that ends, however it ends. And the last step of every
-//! output: its own name, which nothing else may have, and which lasts.
+//! Outputs under temporary names, in use or left over: hidden names beside the output, each with a
+//! lock that the operating system releases when the process ends, however it ends. This module also
+//! makes the last step of every output: the rename to its own name, which nothing else may have,
+//! synced to disk.
 //!
-//! No rename replaces anything without the caller's word: if something takes the output's name
+//! No rename replaces anything unless the caller allows it: if something takes the output's name
 //! meanwhile, it stays and the run fails. A folder that may be replaced is exchanged with the new
 //! one in one step. If the file system cannot do that, the folder is moved aside first; if that
 //! cannot be undone, both stay and the error says where. A killed run leaves a temporary name

@@ -1,4 +1,5 @@
-//! `df11 estimate`: the sizes that compression would give, and which block would lie on which GPU.
+//! `df11 estimate`: computes the sizes that compression would give, and the GPU on which each block
+//! would be.
 
 use std::{path::PathBuf, time::Instant};
 

@@ -1,4 +1,4 @@
-//! Measuring time, the same way in all verbs: of work, and of decoding on a GPU.
+//! Measures time, the same way in all verbs: of work on the CPU, and of decoding on a GPU.
 
 use std::time::Instant;
 

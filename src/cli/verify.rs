@@ -1,4 +1,4 @@
-//! `df11 verify`: is every bit there?
+//! `df11 verify`: checks that every bit is there.
 
 use std::{path::PathBuf, slice, time::Instant};
 

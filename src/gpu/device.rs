@@ -1,5 +1,5 @@
-//! Finds and opens the machine's GPUs, without a panic whatever is missing. Measures what they and
-//! the bus can do at most, for comparison with decoding and loading.
+//! Finds and opens the machine's GPUs, without a panic whatever is missing. Measures the maximum
+//! rates of GPU and bus, for comparison with decoding and loading.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::ffi::c_void;

@@ -2,11 +2,11 @@
 //! `directories → plan → device memory → sections through pinned buffers → tables and tasks`.
 //!
 //! While sections are copied, the host validates codebooks, output offsets and offsets of tiles
-//! (`stored`). No section of codebooks goes to a GPU: `part::build_tables` copies what decode
-//! tables are made of, and frees it afterwards. Matrices in the fast layout come last, once they
-//! are validated: `linear::arrival` takes strips through slots, decodes them, and packs them with
-//! less than 256 MB of device memory besides the result. The other arrays of such a block lie there
-//! one by one, not in their sections.
+//! (`stored`). Sections of codebooks do not go to a GPU: `part::build_tables` copies what it needs
+//! to make decode tables, and frees it afterwards. Matrices in the fast layout come last, after
+//! validation: `linear::arrival` moves strips through slots, decodes them, and packs them with less
+//! than 256 MB of device memory besides the result. The other arrays of such a block are copied one
+//! by one, not as sections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! The word in which kernels say that a stream is malformed. It lies in pinned memory of the host,
-//! where it is read without a copy and without waiting.
+//! The status word, in which kernels report malformed streams. It is in pinned host memory, where
+//! reading it needs neither a copy nor a wait.
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 

@@ -1,5 +1,5 @@
-//! Which bytes will be read next: what containers beyond a network are told, so that bytes come
-//! before they are needed. Nothing of it costs anything where containers are files.
+//! Tells remote containers which bytes will be read next, so that they arrive before they are
+//! needed. This costs nothing if containers are local files.
 
 use std::{any::Any, ops::Range};
 

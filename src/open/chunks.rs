@@ -1,4 +1,4 @@
-//! Chunks of a container: their checksums, and which of them were found right.
+//! Chunks of a container: their checksums, and which chunks have passed the check.
 
 use std::{ops::Range, sync::atomic::Ordering};
 

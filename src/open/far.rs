@@ -1,4 +1,4 @@
-//! Reading from beyond a network: chunk by chunk, each checked whenever it comes.
+//! Reads remote containers chunk by chunk, and checks each chunk whenever it arrives.
 
 use std::{ops::Range, sync::Arc};
 

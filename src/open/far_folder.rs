@@ -1,4 +1,4 @@
-//! Side files beside containers that lie beyond a network.
+//! Side files beside remote containers.
 
 use std::{
     fs,

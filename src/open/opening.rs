@@ -1,5 +1,4 @@
-//! Opening what lies at a path: a container, all shards of a model, or the components of a
-//! pipeline.
+//! Opens what is at a path: a container, all shards of a model, or the components of a pipeline.
 //!
 //! `pipeline.df11` has no weights. It records the files of the pipeline that belong to no
 //! component, and in its metadata it lists the components with their identities, so that none is

@@ -1,4 +1,4 @@
-//! How models are opened.
+//! Options for opening models.
 
 use std::path::PathBuf;
 #[cfg(feature = "remote")]

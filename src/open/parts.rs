@@ -1,4 +1,4 @@
-//! Reading for a GPU: whole chunks, or arrays in parts that are checked when all have been read.
+//! Reads for a GPU: whole chunks, or arrays in parts, which are checked when all have been read.
 
 use std::{ops::Range, sync::Arc};
 

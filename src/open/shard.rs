@@ -1,4 +1,4 @@
-//! One open container: its bytes, its directory, and which of its chunks have been checked.
+//! One open container: its bytes, its directory, and the chunks that have been checked.
 
 #[cfg(feature = "cudarc")]
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! A tensor of an open model; a matrix in tiles as it is stored, for kernels and bindings.
+//! A tensor of an open model, and the stored arrays of a matrix in tiles, for kernels and bindings.
 
 use std::{borrow::Cow, ops::Range};
 

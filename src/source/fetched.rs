@@ -1,5 +1,5 @@
 //! Local copies of models in stores. Compression reads its source two or three times, from all
-//! threads and at any offset, so each byte is fetched once, to a temporary folder.
+//! threads and at any offset. So each byte is fetched once, to a temporary folder.
 //!
 //! ```text
 //! listing → skeleton: side files, headers of weights, empty files for all others

@@ -1,5 +1,5 @@
-//! A model on disk: one safetensors file, or a Hugging Face folder with all that lies in it; and
-//! what the user should know of it before it is compressed.
+//! A model on disk: one safetensors file, or a Hugging Face folder with everything in it; and what
+//! the user should know about it before compression.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},

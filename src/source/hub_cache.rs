@@ -1,4 +1,4 @@
-//! A model's entry in the cache of the Hugging Face Hub, of which one snapshot is the model.
+//! A model's entry in the cache of the Hugging Face Hub. One of its snapshots is the model.
 //!
 //! ```text
 //! models--org--name/

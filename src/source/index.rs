@@ -1,7 +1,7 @@
-//! Which weights files of a folder count: by the sharding index, `{"metadata": …, "weight_map":
-//! {tensor: file}}`, and by variants, copies of the same weights in another dtype, which
-//! transformers and diffusers tell by a word in the file's name, as `model.fp16.safetensors`, and
-//! load if `variant="fp16"` is asked for.
+//! Chooses the weights files of a folder, by the sharding index (`{"metadata": …, "weight_map":
+//! {tensor: file}}`) and by variants. A variant is a copy of the weights in another dtype, marked
+//! by a word in the file's name, as in `model.fp16.safetensors`; transformers and diffusers load it
+//! if the caller passes `variant="fp16"`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

@@ -1,7 +1,7 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! [`parse_header`] rejects all that the `safetensors` crate rejects. On top of that come the
-//! limits of the container, the ban on duplicate keys, and entries that must be objects.
+//! [`parse_header`] rejects everything that the `safetensors` crate rejects, and also headers
+//! beyond the limits of a container, duplicate keys, and entries that are not objects.
 
 use std::{fmt, path::Path, sync::Arc};
 

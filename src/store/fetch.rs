@@ -1,4 +1,4 @@
-//! Fetching one range: tries that go on where the last one broke off.
+//! Fetches one range: each retry continues where the last attempt broke off.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! One object of a store as bytes that many threads read.
+//! One object of a store, whose bytes many threads can read.
 
 use std::{
     any::Any,

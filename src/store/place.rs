@@ -1,4 +1,4 @@
-//! Places: a file, or a folder with all that lies in it, and the store that has it.
+//! A place: a file, or a folder with everything in it, and its store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

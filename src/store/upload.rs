@@ -1,4 +1,4 @@
-//! Putting files into a store: large ones in parts, several at once, and whole or not at all.
+//! Uploads files to a store, all or nothing: large files in parts, several at once.
 
 use std::{
     borrow::Cow,

@@ -1,4 +1,4 @@
-//! Compression of models, one or the components of a pipeline, into one container or a folder.
+//! Compresses a model, or the components of a pipeline, into one container or a folder.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,5 @@
-//! Second pass: all bytes of a plan, each to its place in the container; of tensors on all threads.
+//! Second pass: writes all bytes of a plan to their places in the container, those of tensors on
+//! all threads.
 
 use std::{
     fs::File,

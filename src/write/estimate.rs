@@ -1,7 +1,7 @@
-//! Estimates the result of compression, by all steps up to the plan, and makes the outline of a
-//! container that is not written: header, directory and footer at their places, and nothing between
-//! them. It opens as the container would, so whatever asks directories alone (what fits on which
-//! GPUs) can be asked before anything is compressed.
+//! Estimates the result of compression by all steps up to the plan, and makes the outline of the
+//! container: header, directory and footer at their places, with nothing between them. The outline
+//! opens as the container would, so every question that needs only the directory (such as which
+//! GPUs can hold the model) can be answered before anything is compressed.
 
 use std::{
     collections::BTreeMap,

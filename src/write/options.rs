@@ -1,4 +1,4 @@
-//! Choices of compression.
+//! Options for compression.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -1,5 +1,5 @@
-//! The plan of a container: with the first pass done, it shows which tensors are coded, raw, or
-//! aliases of others, and every array has its size and so its place.
+//! The plan of a container, made after the first pass: it says which tensors are coded, raw, or
+//! aliases of others, and gives every array its size and place.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,5 +1,5 @@
-//! Decides which earlier outputs may be replaced on a person's word. People mistype, and keep files
-//! where outputs are.
+//! Decides which earlier outputs may be replaced if the user allows it: people mistype, and keep
+//! their own files in output folders.
 //!
 //! A folder may be replaced if each file in it is known: the new output has the same path, or the
 //! file is a shard of the one model in the folder, or a side file that this model names. This is

@@ -1,4 +1,4 @@
-//! Sizes and counts that compression came to.
+//! Sizes and counts in the result of compression.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Decompression: the original files, byte for byte.
+//! Decompression: restores the original files, byte for byte.
 
 use std::{collections::BTreeSet, fs::File, path::Path};
 

@@ -1,5 +1,5 @@
-//! GPUs: which there are, and what the first one does in a second: copies within its memory and
-//! from the host, and beside them decoding and loading.
+//! Lists the GPUs, and measures the first one for a second: copies within its memory and from the
+//! host, decoding, and loading.
 
 use std::path::Path;
 

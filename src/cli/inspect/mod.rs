@@ -1,4 +1,4 @@
-//! `df11 inspect`: what is in a container.
+//! `df11 inspect`: shows what is in a container.
 
 mod html;
 mod picture;

@@ -1,4 +1,4 @@
-//! Segments become weights: tokens by the states, then differences, added to the base.
+//! Decodes segments: states give tokens, tokens give differences, and these are added to the base.
 
 use std::{borrow::Cow, ops::Range};
 

@@ -1,4 +1,5 @@
-//! Differences as tokens: small ones have one each, larger ones share one by their highest bits.
+//! Tokens of differences: each small difference has its own; larger ones with the same highest bits
+//! share one.
 
 /// Differences below this one have a token of their own.
 const DIRECT: u32 = 64;

@@ -1,4 +1,4 @@
-//! Encoding portion by portion: parallel, in bounded memory, and with the same bytes however the
+//! Encodes portion by portion: in parallel, in bounded memory, and with the same bytes however the
 //! tensor is cut.
 //!
 //! The bitstream is owned in *couples* of two threads, which share a gap byte. A portion owns the

@@ -1,13 +1,12 @@
-//! The fast decoder: several thread blocks at once, several exponents a look-up.
+//! The fast decoder: several thread blocks at once, several exponents per look-up.
 //!
 //! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle.
-//! The index says where every thread block starts and what comes out of it, so [`LANES`] of them
-//! are decoded in turns, look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents
-//! gather in an L1-sized scratch and are merged with the plane from there, by code that the
-//! compiler vectorises.
+//! The index says where every thread block starts and where its weights go, so [`LANES`] thread
+//! blocks are decoded in turns, look-up by look-up; one load of bits serves [`LOOKUPS`] look-ups.
+//! Exponents are collected in a buffer of L1 size, and vectorised code merges them with the plane.
 //!
-//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row
-//! scales; chosen: 6.8 / 5.8.
+//! Measured on one Zen 5 core at 3.75 GHz, in GB of BF16 per second in cache, for N(0, 0.02²) /
+//! with per-row scales; chosen: 6.8 / 5.8.
 //!
 //! | rejected | GB/s |
 //! |---|---|

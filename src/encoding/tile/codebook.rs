@@ -1,5 +1,5 @@
-//! The code over pairs of exponents: which pairs have codes, how long these are, and the encoder's
-//! table of them.
+//! The code for pairs of exponents: which pairs have codes, the lengths of the codes, and the
+//! encoder's table of them.
 //!
 //! ```text
 //! bytes 0..2    length of the escape, 0 where there is none

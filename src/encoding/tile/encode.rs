@@ -1,8 +1,8 @@
-//! Encoding strip by strip: parallel, in bounded memory, and with the same bytes for any order.
+//! Encodes strip by strip: in parallel, in bounded memory, and with the same bytes for any order.
 //!
-//! A tile's weights are split into its plane and into the exponents of each lane, in the lane's
-//! order. Each lane is then written to a buffer of its own, since the place of a lane is known when
-//! the lengths of all are; a copy by 7 bytes joins them.
+//! The weights of a tile are split into its plane and the exponents of each lane, in the lane's
+//! order. Each lane is then written to its own buffer, because a lane's place is known only when
+//! the lengths of all lanes are. Copies of 7 bytes at a time join them.
 
 use super::{
     codebook::{self, Codebook, Table},

@@ -1,4 +1,4 @@
-//! Counting pairs of exponents.
+//! Counts pairs of exponents.
 
 use super::geometry::{PAIRS, UNIT};
 use crate::constants::SYMBOLS;

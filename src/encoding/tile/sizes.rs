@@ -1,5 +1,5 @@
-//! The numbers of a `tile` tensor, and from them the length of each of its arrays and the parts of
-//! strips.
+//! The parameters of a `tile` tensor, and the lengths of arrays and the parts of strips that follow
+//! from them.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Numbers of rows of x from which on it is faster to decode a matrix to memory and then multiply
-//! with a BLAS library, for each GPU that was measured.
+//! For each GPU that was measured: the number of rows of x from which it is faster to decode a
+//! matrix to memory and then multiply with a BLAS library.
 //!
 //! To measure them, on these and other GPUs:
 //!

@@ -1,4 +1,4 @@
-//! Products with the matrices of a mixture's experts, as a router on the device chooses them.
+//! Products with the experts of a mixture that a router on the device has chosen.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};

@@ -1,5 +1,6 @@
-//! How blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS) rows of x
-//! (`kernels/linear_task.cuh`). Bits depend on splits alone; the rest is chosen for speed.
+//! How thread blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS)
+//! rows of x (`kernels/linear_task.cuh`). The result's bits depend only on splits; the rest is
+//! chosen for speed.
 
 use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};

@@ -1,4 +1,5 @@
-//! A matrix on a GPU, or a slice of one, in either residence: a model's, or the caller's.
+//! A matrix on a GPU, or a slice of one, in either residence. Its memory belongs to a model or to
+//! the caller.
 #![expect(unsafe_code, reason = "addresses of the caller, each with its proof")]
 
 use std::{fmt::Display, ops::Range, sync::Arc};

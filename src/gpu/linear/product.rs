@@ -1,4 +1,4 @@
-//! Products of some rows of x with one matrix or several, prepared once.
+//! Products of some rows of x with one or several matrices, prepared once and launched many times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};

@@ -1,4 +1,5 @@
-//! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
+//! How thread blocks share matrices, which depends only on the matrices' shapes
+//! (`kernels/linear_task.cuh`).
 
 use super::task::{BAND_ROWS, MATRICES, Order, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;

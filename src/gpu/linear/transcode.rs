@@ -1,5 +1,5 @@
-//! Transcodes BF16 weights to the fast layout, some strips at a time: those of a matrix as stored
-//! on the GPU, which is decoded for that, and those of a caller.
+//! Transcodes BF16 weights to the fast layout, some strips at a time: a caller's weights, or those
+//! of a matrix as stored on the GPU, which it decodes.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::{ops::Range, sync::Arc};

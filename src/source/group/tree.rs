@@ -1,4 +1,5 @@
-//! Names as a tree of their components, in natural order, with what the rule asks about a subtree.
+//! A tree of the components of names, in natural order, which answers the rule's questions about
+//! subtrees.
 
 use std::ops::Range;
 
