@@ -207,7 +207,7 @@ class Held:
         return bool(self.weight_function) or (self.patch is not None and not self.is_packed)
 
     def changed(self, weight: Any, dtype: torch.dtype | None) -> Tensor:
-        """What a use makes of the weight."""
+        """The weight as one use needs it."""
         weight = self.patched(weight)
         weight = weight if dtype is None else weight.to(dtype)
         for function in self.weight_function:

@@ -460,7 +460,7 @@ class DeviceModel:
     host_bytes: Final[int]
     """Bytes of streamed blocks: pinned page cache, or copies."""
     copied_bytes: Final[int]
-    """Those of `host_bytes` that are copies, because the containers' mappings could not be
+    """The part of `host_bytes` that is copies, because the containers' mappings could not be
     pinned."""
     largest_block_bytes: Final[int]
     """The size of a buffer into which any block can be decoded."""
