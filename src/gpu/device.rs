@@ -35,7 +35,7 @@ pub struct DeviceInfo {
     pub driver: (i32, i32),
 }
 
-/// All GPUs that the driver shows, in its order. Starts nothing on them.
+/// All GPUs that the driver reports, in its order. Starts nothing on them.
 ///
 /// # Errors
 /// [`Error::Gpu`](crate::Error::Gpu) without a driver of CUDA 12.0 that starts and shows a GPU.

@@ -12,7 +12,7 @@ use super::{
 use crate::open::{Slice, none_such};
 use crate::{BlockLayout, Dtype, Result};
 
-/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host if those are
+/// A model whose blocks are compressed in the memory of GPUs, or pinned on the host if the GPUs are
 /// too small, ready to be decoded.
 ///
 /// On the GPUs it takes as many bytes as its sections in the containers, and 17 kB of decode table

@@ -20,7 +20,7 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {
     /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`](crate::constants::MAX_NAME_BYTES)
-    /// bytes. It is no path, even if it looks like one.
+    /// bytes. It is not a path, even if it looks like one.
     pub name: String,
     /// The element type.
     pub dtype: Dtype,
@@ -29,7 +29,7 @@ pub struct SourceTensor {
     pub shape: Vec<u64>,
     /// Where the data begins, in bytes from the start of the file.
     pub offset: u64,
-    /// The size of the data in bytes: what `dtype` and `shape` ask for.
+    /// The size of the data in bytes, as `dtype` and `shape` require.
     pub length: u64,
 }
 
@@ -67,7 +67,8 @@ impl WeightsFile {
         Self::parse(path, Arc::new(FileReader::open(file)?))
     }
 
-    /// Reads and validates the header; the cost grows with the header alone, at most 100 MB.
+    /// Reads and validates the header; the cost grows only with the header, which has at most 100
+    /// MB.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the file is none, is truncated, has trailing bytes, or breaks a rule
