@@ -1,4 +1,4 @@
-//! GPUs that are open, and streams of other libraries on them.
+//! Open GPUs, and other libraries' streams on them.
 #![expect(unsafe_code, reason = "streams of other libraries")]
 
 use std::collections::BTreeMap;

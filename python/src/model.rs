@@ -1,4 +1,4 @@
-//! Models and their blocks: opened and looked at.
+//! Models and their blocks: opens and describes them.
 
 use std::{env, ffi::OsString, path::PathBuf, sync::Arc};
 

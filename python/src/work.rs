@@ -1,5 +1,5 @@
-//! Calls of the library: without the interpreter's lock, on threads of their own, with progress,
-//! and ended by Ctrl-C. Its errors are the exceptions of `df11/_errors.py`.
+//! Calls the library without the interpreter's lock, on separate threads, with progress; Ctrl-C
+//! ends a call. The library's errors become the exceptions of `df11/_errors.py`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
