@@ -225,8 +225,8 @@ class Df11Patcher(ModelPatcher):
         raise unsaved()
 
     def model_state_dict(self, filter_prefix: str | None = None) -> Any:
-        """The weights as they are in memory. A caller that extracts a LoRA requests those of a
-        part, and needs them with their patches.
+        """The weights as they are in memory. Refuses `filter_prefix`, with which ComfyUI extracts a
+        LoRA from patched weights.
         """
         if filter_prefix is not None:
             raise ValueError(
