@@ -32,7 +32,7 @@ pub const fn weight(exponent: u8, plane_byte: u8) -> u16 {
 /// Splits `n` little-endian weights (`2n` bytes) into `n` exponents and `n` plane bytes.
 ///
 /// # Panics
-/// Where the three lengths disagree.
+/// If the three lengths disagree.
 #[inline]
 pub fn split(weights: &[u8], exponents: &mut [u8], plane: &mut [u8]) {
     let (weights, rest) = weights.as_chunks::<2>();
@@ -47,7 +47,7 @@ pub fn split(weights: &[u8], exponents: &mut [u8], plane: &mut [u8]) {
 /// Merges `n` exponents and `n` plane bytes into `n` little-endian weights (`2n` bytes).
 ///
 /// # Panics
-/// Where the three lengths disagree.
+/// If the three lengths disagree.
 #[inline]
 pub fn merge(exponents: &[u8], plane: &[u8], weights: &mut [u8]) {
     let (weights, rest) = weights.as_chunks_mut::<2>();

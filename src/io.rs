@@ -33,7 +33,7 @@ pub trait ReadAt: Send + Sync {
     /// whatever the system reports.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// The same bytes without a copy, where they lie in memory and within [`size`](Self::size).
+    /// The same bytes without a copy, if they are in memory and within [`size`](Self::size).
     /// Constant time.
     fn view(&self, _offset: u64, _length: u64) -> Option<&[u8]> {
         None
@@ -67,7 +67,7 @@ pub trait ReadAt: Send + Sync {
     }
 
     /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of
-    /// them are read, until the answer is dropped. None where a read waits for no network.
+    /// them are read, until the answer is dropped. None if reads do not use a network.
     fn read_ahead(&self, _ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         None
     }

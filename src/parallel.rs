@@ -113,7 +113,7 @@ pub(crate) fn cut(range: Range<u64>, length: u64, grain: u64) -> impl Iterator<I
 /// thread takes it.
 ///
 /// # Panics
-/// Where the buffer is shorter than they are together.
+/// If the buffer is shorter than they are together.
 pub(crate) fn split(
     buffer: &mut [u8],
     lengths: impl IntoIterator<Item = u64>,

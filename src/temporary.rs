@@ -156,12 +156,12 @@ fn not_a_folder(error: io::Error) -> io::Error {
     }
 }
 
-/// Keeps other runs from taking a folder for a leftover, where the file system has locks.
+/// Keeps other runs from taking a folder for a leftover, if the file system has locks.
 pub(crate) fn lock_folder(path: &Path) -> Option<File> {
     platform::lock(platform::open_folder(path).ok()?, path).ok()?
 }
 
-/// Locks a folder as soon as nobody else has its lock, where the file system has locks.
+/// Locks a folder as soon as nobody else has its lock, if the file system has locks.
 pub(crate) fn wait_for_folder(path: &Path) -> Option<File> {
     platform::wait_for_lock(platform::open_folder(path).ok()?, path).ok()
 }

@@ -11,7 +11,7 @@ pub(super) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64
     Ok((result, start.elapsed().as_secs_f64()))
 }
 
-/// The middle sample; the mean of two where their number is even, 0 where there are none.
+/// The middle sample; the mean of two if their number is even, 0 if there are none.
 pub(super) fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -319,7 +319,7 @@ impl<'m> GpuBlock<'m> {
     /// checked.
     ///
     /// # Safety
-    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody
+    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nothing
     /// else uses it until the work is done. Each replay of a captured graph needs the same, and
     /// needs the model and the status word to be alive.
     #[expect(unsafe_code, reason = "launches")]

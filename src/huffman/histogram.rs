@@ -34,7 +34,7 @@ impl Histogram {
     /// The histogram of `n` little-endian weights (`2n` bytes), in one pass.
     ///
     /// # Panics
-    /// Where the length is odd.
+    /// If the length is odd.
     pub fn of(weights: &[u8]) -> Self {
         let mut histogram = Self::default();
         histogram.count(weights);
@@ -44,7 +44,7 @@ impl Histogram {
     /// Counts `n` more little-endian weights (`2n` bytes), in one pass.
     ///
     /// # Panics
-    /// Where the length is odd.
+    /// If the length is odd.
     pub fn count(&mut self, weights: &[u8]) {
         assert!(weights.len().is_multiple_of(2), "weights are two bytes each");
         for part in weights.chunks(2 * FLUSH_WEIGHTS) {

@@ -42,7 +42,7 @@ fn parse(path: &str) -> Option<(&str, Option<&str>)> {
 
 /// How the name of an index ends.
 const SUFFIX: &str = ".safetensors.index.json";
-/// The index that counts where a folder has several: the one that the transformers library looks
+/// The index that counts if a folder has several: the one that the transformers library looks
 /// for.
 const DEFAULT: &str = "model.safetensors.index.json";
 

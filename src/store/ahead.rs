@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::store::{Patience, object::wait, runtime};
 
-    /// Ten batches of one byte each, and so many requests at once.
+    /// Ten batches of one byte each, and as many requests at once.
     fn ten_batches(requests: usize) -> Arc<AheadQueue> {
         batches_among(&Arc::default(), requests)
     }

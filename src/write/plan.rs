@@ -31,7 +31,7 @@ use crate::{
     source::SourceTensor,
 };
 
-/// Smaller tensors are stored again where they occur again: an alias would save little and tie
+/// Smaller tensors are stored again if they occur again: an alias would save little and tie
 /// their blocks together.
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 

@@ -196,7 +196,7 @@ fn parts<'a>(containers: &[&'a str]) -> BTreeMap<&'a str, Vec<&'a str>> {
 }
 
 /// Whether a container is what the writer of a folder puts at this path: one weights file, and side
-/// files beside it; or none, where it lists the components of a pipeline.
+/// files beside it; or none, if it lists the components of a pipeline.
 fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
     match (stored.next(), stored.next()) {

@@ -100,7 +100,7 @@ pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
 /// Tokens that [`with_raw_bits`] looks at.
 pub(super) const LOOKED_AT: usize = u64::BITS as usize;
 
-/// A bit for each of some tokens: 0 where it stands for itself.
+/// A bit for each of some tokens: 0 if it stands for itself.
 #[inline]
 pub(super) fn with_raw_bits(tokens: &[u8; LOOKED_AT]) -> u64 {
     const ONES: u64 = u64::MAX / 0xFF;

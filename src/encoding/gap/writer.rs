@@ -48,7 +48,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes the codes of at most [`PIECE`](super::index::PIECE) exponents, a multiple of
-    /// [`GROUP`], the first of which is weight `element`; `None` where one has no code or the
+    /// [`GROUP`], the first of which is weight `element`; `None` if one has no code or the
     /// buffer is full.
     pub(super) fn push_groups(
         &mut self,

@@ -268,7 +268,7 @@ impl GroupedLinear {
     /// `y` has room for as many rows as there are places or slots, of as many elements as a matrix
     /// has rows; `routing` has an offset for each expert and one more, and a row for each place if
     /// it names any; or an expert for each slot or block, an index for each place, and the number
-    /// of places; and a factor for each row of y if it names any. Until the work is done nobody
+    /// of places; and a factor for each row of y if it names any. Until the work is done nothing
     /// else uses y or changes the rest; until then, and until the last replay of a graph that
     /// captured it, all that and this value live.
     pub unsafe fn multiply(

@@ -367,7 +367,7 @@ impl Device {
     /// [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
-    /// Codebooks and tables are memory of this device, and nobody else uses the tables meanwhile.
+    /// Codebooks and tables are memory of this device, and nothing else uses the tables meanwhile.
     pub unsafe fn build_tables(&self, split: FloatSplit, tables: &[TableAddresses]) -> Result<()> {
         let misaligned =
             |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);

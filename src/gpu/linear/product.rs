@@ -127,7 +127,7 @@ impl Linear {
     /// bias has as many elements. `workspace` has [`Linear::workspace_bytes`] for as many rows; it
     /// was filled with zeros once, and since then only calls of [`Linear::multiply`], of any
     /// `Linear`, have written to it, one after the other (on one stream, or ordered by events).
-    /// Until the work is done nobody else uses outputs and workspace or changes the rest; until
+    /// Until the work is done nothing else uses outputs and workspace or changes the rest; until
     /// then, and until the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,

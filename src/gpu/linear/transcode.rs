@@ -123,7 +123,7 @@ impl FastPacker {
     /// than 2^29 columns, or a misaligned address; [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
-    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nobody else uses until the last
+    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nothing else uses until the last
     /// work of this value is done.
     pub unsafe fn new(
         device: &Device,

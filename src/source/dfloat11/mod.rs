@@ -58,7 +58,7 @@ const POSITIONS: &str = "output_positions";
 const SPLITS: &str = "split_positions";
 /// Suffixes of the tensors that together make a block, besides [`SPLITS`].
 const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
-/// The file that a folder's files become where none of them has tensors that are not coded.
+/// The file that a folder's files become if none of them has tensors that are not coded.
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
 const MAX_SPLIT_BYTES: u64 = 1 << 20;
