@@ -14,7 +14,7 @@
 //! | count and consumed bits in two sums | 6.4 / 5.4 |
 //! | 2, 3 lanes (looked up lane by lane) | 3.7 / 3.2, 4.3 / 3.5 |
 //! | 6, 8 lanes | 6.0 / 5.0, 5.8 / 4.6 |
-//! | 4 look-ups a load | 5.9 / 5.0 |
+//! | 4 look-ups per load | 5.9 / 5.0 |
 //! | tables of 12 bits, 4 look-ups, 4 or 6 lanes | 5.9 / 4.9, 6.3 / 5.5, built in twice the time |
 //! | tables of 10 bits (looked up lane by lane) | 3.9 / 3.3 |
 //! | scratch of 512, 2048, 4096 exponents | as good; to uncached memory 4.3, 4.2, 4.4 for 4.6 |
