@@ -66,8 +66,8 @@ pub trait ReadAt: Send + Sync {
         self.view(0, self.size()).map(|bytes| bytes.as_ptr() as usize)
     }
 
-    /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of
-    /// them are read, until the answer is dropped. None if reads do not use a network.
+    /// Fetches the bytes of these ranges ahead of reads, in this order and in bounded memory, until
+    /// the result is dropped. `None` if reads do not use a network.
     fn read_ahead(&self, _ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         None
     }

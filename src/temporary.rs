@@ -106,8 +106,8 @@ fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFo
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
-/// They are private unless told otherwise, but what becomes a result is as accessible as anything
-/// new: `mode`, less what the process's umask takes.
+/// Temporary files are private by default, but one that becomes a result is as accessible as any
+/// new file: `mode`, reduced by the process's umask.
 fn builder(mode: u32) -> Builder<'static, 'static> {
     let mut builder = Builder::new();
     builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(DRAWN);
@@ -330,8 +330,8 @@ fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<File, PersistE
     })
 }
 
-/// Whether a file system may lack what was asked for: hard links, or folders that can be opened and
-/// synced. A folder that may not be written or opened answers the same.
+/// Whether a file system may lack the requested function: hard links, or folders that can be opened
+/// and synced. A folder that must not be written or opened gives the same error.
 fn may_be_lacking(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

@@ -59,7 +59,7 @@ impl Gpu {
         all.values().map(Arc::clone).collect()
     }
 
-    /// Raises what kernels told that are done by now. Waits for nothing.
+    /// Raises the problems that finished kernels have reported. Does not wait.
     pub(crate) fn raise_told(&self, py: Python<'_>) -> PyResult<()> {
         raise_found(py, self.status.check_done())
     }

@@ -129,7 +129,7 @@ impl EstimateArgs {
 
 #[cfg(feature = "cudarc")]
 impl EstimateArgs {
-    /// A model that is compressed already has its sizes; only its placement is to be told.
+    /// For a model that is already compressed: its sizes are known, so only its placement is shown.
     fn place_compressed(&self, gpus: &Gpus) -> Result<Answer, Failure> {
         let model = df11::OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
         let stored = container_bytes(&model);

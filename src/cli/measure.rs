@@ -114,8 +114,8 @@ mod gpu {
             self.stream.clone_dtoh(&bytes).map_err(Error::from)
         }
 
-        /// Seconds of each block, one after the other into one buffer: what one leaves in the cache
-        /// is none of the next one's.
+        /// Seconds for each block, decoded one after the other into one buffer: no block finds its
+        /// own data in the cache.
         pub(in crate::cli) fn time_blocks(&mut self, model: &GpuModel) -> Result<Vec<f64>> {
             let blocks: Vec<GpuBlock<'_>> = model.blocks().collect();
             self.time(&blocks, |block, output, stream, status| {

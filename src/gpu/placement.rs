@@ -88,7 +88,7 @@ impl Plan {
     }
 
     /// Places each block as the caller says: on which of this many GPUs, resident or streamed.
-    /// `None` leaves a block out: it is not loaded, takes no memory, and cannot be asked for
+    /// `None` leaves a block out: it is not loaded, takes no memory, and is not found
     /// ([`GpuModel::block`](super::GpuModel::block)).
     ///
     /// ```

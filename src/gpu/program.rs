@@ -46,7 +46,7 @@ pub(super) struct Cut<'s> {
 pub struct GpuProgram {
     /// First the launches that read sections where they lie: in device memory, or on the host, over
     /// the bus. Then those that read each slot of the streamed block with `turn`; captured graphs
-    /// do not use these, because a slot belongs to whoever decodes next.
+    /// do not use these, because a slot belongs to the next decode.
     launches: Vec<Launches>,
     /// The turn of the streamed block through whose slots it decodes, if there is one.
     pub(super) turn: Option<usize>,

@@ -6,11 +6,11 @@ use std::{any::Any, ops::Range};
 use super::{shard::Shard, tensor::Tensor};
 use crate::constants::CHECKSUM_CHUNK_BYTES;
 
-/// Bytes of a tensor's arrays that are brought together: all arrays of one part of its weights, and
+/// Bytes of a tensor's arrays that are fetched together: all arrays of one part of its weights, and
 /// then those of the next part.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Bytes that are on their way, until it is dropped.
+/// Fetches bytes until it is dropped.
 #[derive(Default)]
 #[must_use]
 pub struct ReadAhead {

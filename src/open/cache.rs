@@ -83,7 +83,7 @@ impl CacheFolder {
     /// The cache that the process or the environment has: `DF11_CACHE` and `DF11_CACHE_BYTES`.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a number that is none.
+    /// [`Error::Parameter`] for an invalid number.
     pub(super) fn chosen() -> Result<Option<Self>> {
         let named = || {
             let folder = env::var_os("DF11_CACHE").filter(|folder| !folder.is_empty())?;

@@ -163,7 +163,7 @@ impl<'m> TensorSlice<'m> {
         self.read(&self.reader::<E>()?, out)
     }
 
-    /// Has its bytes brought, if they are all of the tensor's.
+    /// Starts to fetch its bytes, if it is the whole tensor.
     fn expect(&self) -> ReadAhead {
         let is_whole = self.tensor.byte_length().is_ok_and(|whole| whole == self.byte_length());
         ReadAhead::of(is_whole.then_some(self.tensor))

@@ -140,7 +140,7 @@ mod remote {
     /// Bytes that are written at once.
     const PART_BYTES: u64 = 8 << 20;
 
-    /// Side files that a folder behind HTTP is asked for, since it cannot be listed.
+    /// Side files to request from a folder on an HTTP server, which cannot be listed.
     const SIDE: [&str; 17] = [
         "LICENSE",
         "README.md",

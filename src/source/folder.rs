@@ -211,7 +211,8 @@ fn open_file(path: &Path) -> Result<Source> {
     Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
 }
 
-/// A weights file whose tensors have other names than these, or why it is none.
+/// Opens a weights file whose tensors have other names than these, or returns the reason why it is
+/// not one.
 fn open_beside(file: &Found, names: &HashSet<String>) -> Result<WeightsFile, String> {
     let weights = WeightsFile::open(&file.file, &file.path).map_err(|error| error.to_string())?;
     match weights.tensors.iter().find(|tensor| names.contains(&tensor.name)) {
@@ -268,7 +269,7 @@ pub(super) fn open_files(
     Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
-/// Why a file is no part of the source, if it is none.
+/// The reason why a file is not part of the source, if it is not.
 fn why_not(
     file: &Found,
     named: &BTreeSet<&str>,

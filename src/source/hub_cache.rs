@@ -25,7 +25,7 @@ pub struct Located {
     pub path: PathBuf,
     /// The repository of the Hub that it is from, as `org/name`, if that is known.
     pub repository: Option<String>,
-    /// Whether the repository was asked for by its name, and not by a path.
+    /// Whether the caller named the repository, and not a path.
     pub by_name: bool,
 }
 

@@ -222,7 +222,7 @@ pub(super) fn choose_variant(
     Ok((taken, left_out))
 }
 
-/// Checks that a variant that is asked for is there.
+/// Checks that a requested variant exists.
 ///
 /// # Errors
 /// [`Error::Parameter`] with those that are.

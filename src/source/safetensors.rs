@@ -121,7 +121,7 @@ impl WeightsFile {
     ///
     /// # Errors
     /// [`Error::Io`] naming the file, also if it has shrunk since it was opened; an [`Error`] that
-    /// the reader put into its [`std::io::Error`], as one does that decodes what it is asked for.
+    /// the reader put into its [`std::io::Error`], as a reader that decodes does.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {
             let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));

@@ -242,7 +242,7 @@ impl Arriving {
         if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
 
-    /// Waits until a piece is here. It is the next one to be asked for.
+    /// Waits until a piece has arrived, and requests it next.
     fn wait_for(self: &Arc<Self>, index: usize) -> io::Result<()> {
         let mut state = parallel::lock(&self.arrivals.state);
         self.hurry(index, &mut state);

@@ -290,7 +290,7 @@ impl<'a> Pass<'a> {
         Ok(Some(alone))
     }
 
-    /// Counts and measures a tensor as it is without a base; what it reads is not told.
+    /// Counts and measures a tensor as without a base; the observer does not count these reads.
     fn measure_alone(&mut self, index: usize) -> Result<Option<Coding>> {
         let tensor = &self.file.file.tensors[index];
         let each = piece_bytes(self.file, index, PieceWork::None);

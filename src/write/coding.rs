@@ -45,8 +45,8 @@ pub(super) const WHOLE_BYTES: u64 = 4 << 20;
 /// Bytes of the strips that are read, measured or encoded in one go; small enough for the
 /// second-level cache.
 const GROUP_BYTES: u64 = 256 << 10;
-/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of
-/// 262,144 weights is none of a matrix of today's models.
+/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. No matrix
+/// of today's models has rows of 262,144 weights.
 const MAX_STRIP_BYTES: u64 = 16 << 20;
 /// A codebook of 900 pairs, as large matrices have.
 const TYPICAL_CODEBOOK_BYTES: usize = 26 + 2 * 900;

@@ -311,7 +311,7 @@ impl Compressor<'_> {
         weights.map(analyse).collect()
     }
 
-    /// Both passes over one shard; the container lacks its directory still.
+    /// Both passes over one shard; the container still lacks its directory.
     fn write(
         &self,
         shard: &Contents<'_>,

@@ -85,7 +85,7 @@ pub(super) struct Kind {
     pub(super) is_none: bool,
 }
 
-/// By token, and for bytes that are none.
+/// By token; bytes that are not tokens have an entry too.
 pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
     let mut kinds = [Kind { least: 0, bits: 0, is_none: true }; 1 << TOKEN_BITS];
     let mut token = 0;

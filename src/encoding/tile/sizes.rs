@@ -127,8 +127,8 @@ impl TileSizes {
     /// The weights of some strips.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
-    /// three.
+    /// [`Error::Parameter`] if there are no strips, or they exceed the tensor; the other three
+    /// functions give the same errors.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         check_range("strips", strips, self.geometry.strip_count())?;
         let each = self.geometry.strip_elements();

@@ -46,8 +46,8 @@ impl Routing {
         Self { places, indices: 0, factors: 0, by: By::Offsets(offsets) }
     }
 
-    /// Gives place i the row of x that the i-th `u32` from this address on names; 0 is none. Slots
-    /// have their rows, and are refused with others.
+    /// Gives place i the row of x that the i-th `u32` from this address on names; address 0 means
+    /// none. Slots already have rows, and are refused with others.
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
         let by = match self.by {
