@@ -82,12 +82,12 @@ fn find(all: &Names, what: &str, name: &str) -> Result<usize> {
 }
 
 impl GpuModel {
-    /// The GPUs on which it lies, in the order given.
+    /// The GPUs that hold it, in the order given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
         self.inner.parts.iter().map(|part| &part.device)
     }
 
-    /// The plan that says where its blocks lie.
+    /// The plan that says where its blocks are.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
@@ -132,7 +132,7 @@ impl GpuModel {
         Ok(GpuTensor { entry: self.inner.tensor(name)?.0 })
     }
 
-    /// Bytes of a buffer that has room for any loaded block, decoded.
+    /// The size in bytes of a buffer that can hold any loaded block, decoded.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }

@@ -95,7 +95,7 @@ impl GpuProgram {
 
     /// Puts the decoding of all pieces on a stream, as
     /// [`GpuBlock::decode_into`](super::GpuBlock::decode_into) does for a block. Bytes between
-    /// pieces stay as they are; if pieces overlap, bytes are those of any of them.
+    /// pieces do not change; if pieces overlap, the bytes there are those of any of them.
     ///
     /// # Errors
     /// Same as [`GpuBlock::decode_into`](super::GpuBlock::decode_into).

@@ -68,8 +68,8 @@ impl Status {
         judge(self.read(stream)?)
     }
 
-    /// Checks, like [`Status::check`], the kernels that are done by now: waits for nothing, and
-    /// takes nanoseconds. Reports each problem once.
+    /// Checks, like [`Status::check`], the kernels that have finished: does not wait, and takes
+    /// nanoseconds. Reports each problem once.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and [`Error::Parameter`], same as [`Status::check`].
