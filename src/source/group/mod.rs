@@ -27,7 +27,8 @@
 //!
 //! For example `wte`, `h.0.attn.q`, `h.0.mlp.experts.7.up`, `h.1.…`, `norm`, each with `.weight`,
 //! become the blocks `h.0`, `h.1`, `norm`, `wte`. Blocks are in the natural order of the names of
-//! their first tensors (`h.2` before `h.10`): no other order is independent of the input's order.
+//! their first tensors (`h.2` before `h.10`), because nothing else is known that does not depend on
+//! the input's order.
 
 mod lists;
 mod tree;
