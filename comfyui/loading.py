@@ -1,7 +1,7 @@
-"""Models of ComfyUI from containers.
+"""Loads ComfyUI's models from containers.
 
-ComfyUI knows a model by the names and shapes of its tensors. It gets compressed ones under the same
-names, and operations that can hold them. Nothing here depends on an architecture.
+ComfyUI knows a model by the names and shapes of its tensors. Here it gets compressed tensors under
+the same names, and operations that can hold them. Nothing here depends on an architecture.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_diffusion_model(path: str, disable_dynamic: bool = True) -> Any:
 
 
 def load_clip(paths: Sequence[str], kind: Any, embeddings: Any, options: Any) -> Any:
-    """A `CLIP` of one text encoder a file. Files that are no containers are read by ComfyUI."""
+    """A `CLIP` of one text encoder per file. ComfyUI reads files that are not containers."""
     states = [read(path)[0] for path in paths]
     options = {**options, "custom_operations": operations(comfy.ops.manual_cast)}
     load = comfy.sd.load_text_encoder_state_dicts
@@ -95,7 +95,7 @@ def read(path: str) -> tuple[StateDict, Mapping[str, str] | None]:
 
 
 def decode_vae(state: StateDict, metadata: Any, path: str) -> StateDict:
-    """The tensors of a checkpoint, of which those of its VAE are decoded."""
+    """The tensors of a checkpoint; those of its VAE are decoded."""
     prefix = comfy.model_detection.unet_prefix_from_state_dict(state)
     config = call(comfy.model_detection.model_config_from_unet, state, prefix, metadata=metadata)
     if config is None:
@@ -120,8 +120,9 @@ def known_as(patcher: Any, *how: Any) -> Any:
 
 
 def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function of ComfyUI without what its release does not know. A model of compressed
-    weights is moved by the patcher here, and not weight by weight by ComfyUI (dynamic VRAM).
+    """Calls a function of ComfyUI without arguments that its release does not know. The patcher
+    here moves a model of compressed weights; ComfyUI does not move it weight by weight (dynamic
+    VRAM).
     """
     known = inspect.signature(function).parameters
     asked = {"disable_dynamic": True, **kwargs}

@@ -25,13 +25,13 @@ LEAST_SAVED = 0.98
 
 def listed(folder: str) -> str:
     """The name under which ComfyUI lists the containers in one of its model folders. Its own
-    loaders, which cannot read them, go on listing what they can.
+    loaders, which cannot read containers, list only their own files.
     """
     return f"{folder}_df11"
 
 
 def register_folders() -> None:
-    """Has ComfyUI list containers, in its own model folders."""
+    """Makes ComfyUI list containers in its own model folders."""
     known = folder_paths.folder_names_and_paths
     for folder in FOLDERS:
         known[listed(folder)] = (known[folder][0], {SUFFIX})
@@ -66,7 +66,7 @@ class LoadDiffusionModel:
 
 
 class LoadCLIP:
-    """One text encoder or several, in containers or as ComfyUI's own loaders take them."""
+    """One or several text encoders, in containers or in files that ComfyUI's own loaders take."""
 
     CATEGORY = CATEGORY
     RETURN_TYPES = ("CLIP",)
@@ -115,7 +115,7 @@ class LoadCheckpoint:
 
 
 class Compress:
-    """Makes `NAME.df11` beside a model file `NAME.safetensors`, which stays."""
+    """Makes `NAME.df11` beside a model file `NAME.safetensors`, which is kept."""
 
     CATEGORY = CATEGORY
     RETURN_TYPES = ("STRING",)

@@ -1,8 +1,8 @@
 """Layers of ComfyUI's models whose weights may stay compressed.
 
-ComfyUI builds a model from a class of operations, and a node may give it another one. Here the
-layers with large weights hold these as df11's compressed tensors: in memory, on the way to a GPU
-and back. A product in BF16 reads them compressed; everything else gets decoded values for one call.
+ComfyUI builds a model from a class of operations, which a node may replace. In the class here,
+layers hold large weights as df11's compressed tensors: in memory, on the way to a GPU and back. A
+product in BF16 reads compressed weights; everything else gets decoded values for one call.
 
 ```text
  file's mapping ──▶ GPU, as stored                        the layer stays there
@@ -26,7 +26,8 @@ from torch.nn import functional
 
 
 class Held:
-    """A layer whose weight may be compressed. Goes before a layer of ComfyUI that casts."""
+    """A layer whose weight may be compressed. As a base class it comes before a casting layer of
+    ComfyUI."""
 
     weight: Any
     bias: Any
@@ -91,7 +92,8 @@ class Held:
         return self.weight_dtype in (torch.bfloat16, torch.float32, torch.float16)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moves the layer. A compressed weight that returns to the host is the one of the file."""
+        """Moves the layer. A compressed weight that returns to the host is again that of the
+        file."""
         weight = self.weight
         if self.closed is not None:
             self.closed = self._moved(self.closed, fn).detach()
@@ -126,7 +128,7 @@ class Held:
 
     def pack(self, patch: Any, device: torch.device) -> None:
         """Adds a LoRA to the weight on a GPU, and compresses the sum there, once. The weight stays
-        as it is if its sum has no layout for that, or memory is short.
+        unchanged if the sum cannot be compressed, or if memory is short.
         """
         try:
             original = on_device(self.host if self.is_packed else self.weight, device)
@@ -143,7 +145,8 @@ class Held:
             self.weight = self._original(self.weight.device)
 
     def pin(self, device: torch.device) -> bool:
-        """Copies the weight to pinned memory, for a GPU, if ComfyUI's settings and limits allow."""
+        """Copies the weight to pinned memory for a GPU, if ComfyUI's settings and limits allow
+        that."""
         management = comfy.model_management
         if management.MAX_PINNED_MEMORY <= 0:
             return False
@@ -162,8 +165,8 @@ class Held:
 
     @contextmanager
     def brought(self, device: torch.device) -> Iterator[tuple[Any, Tensor | None]]:
-        """The weight and the bias on a device, for one call. ComfyUI's streams copy offloaded ones
-        while the GPU computes with others.
+        """The weight and the bias on a device, for one call. ComfyUI's streams copy offloaded
+        weights while the GPU computes with others.
         """
         weight, bias = self.weight, self.bias
         if weight.device == device and (bias is None or bias.device == device):
@@ -207,7 +210,7 @@ class Held:
         return bool(self.weight_function) or (self.patch is not None and not self.is_packed)
 
     def changed(self, weight: Any, dtype: torch.dtype | None) -> Tensor:
-        """What a use makes of the weight."""
+        """The weight as one use needs it."""
         weight = self.patched(weight)
         weight = weight if dtype is None else weight.to(dtype)
         for function in self.weight_function:
@@ -258,7 +261,7 @@ class HeldConv(Held):
 
 
 class HeldEmbedding(Held):
-    """An embedding, of which the rows that are asked for are decoded."""
+    """An embedding; only the requested rows are decoded."""
 
     padding_idx: int | None
     max_norm: float | None
@@ -294,7 +297,7 @@ HELD: dict[str, type[Held]] = {
 
 
 def operations(base: Any) -> Any:
-    """The class `base` of operations, of which those layers hold compressed weights."""
+    """The class `base` of operations, with layers that hold compressed weights."""
     layers = {name: type(name, (held, getattr(base, name)), {}) for name, held in HELD.items()}
     return type("Df11Operations", (base,), layers)
 
@@ -323,5 +326,5 @@ def whole_pages(nbytes: int) -> Tensor:
 
 
 def on_device(weight: Any, device: torch.device) -> Any:
-    """The weight on this device. A compressed one is moved as its bytes."""
+    """The weight on this device. A compressed weight is moved as compressed bytes."""
     return weight if weight.device == device else weight.to(device, non_blocking=True)

@@ -1,10 +1,11 @@
 """ComfyUI's patcher for models with compressed weights.
 
-ComfyUI adds a LoRA to the weights of a model when it loads this to a GPU, and keeps the original
-ones to restore them. Here the sum is computed in the same arithmetic, so that the bits of the
-products are the same, and is compressed on the GPU in the fast layout; the original lies in its
-file. A weight of which there is no such sum is decoded at each use, which adds the LoRA: on the
-CPU, offloaded, used in another dtype than BF16, or with values that the layout does not hold.
+ComfyUI adds a LoRA to the weights of a model when it loads the model to a GPU, and keeps the
+original weights to restore them. Here the sum is computed with the same arithmetic, so that
+products have the same bits, and is compressed on the GPU in the fast layout; the original stays in
+its file. Some weights have no such sum: weights on the CPU, offloaded weights, weights used in a
+dtype other than BF16, and weights with values that the layout cannot hold. Each use decodes such a
+weight and adds the LoRA.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 
 
 class Patch:
-    """Makes of a weight and its LoRA what ComfyUI would make."""
+    """Computes the same sum of a weight and its LoRA as ComfyUI would."""
 
     def __init__(self, key: str, patches: Sequence[Any], in_own_dtype: bool) -> None:
         self.key, self.patches = key, patches
@@ -59,8 +60,8 @@ class Patch:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The matrices of a LoRA on a device. Other patches of a weight (another model, to merge) stay
-    in place.
+    """Moves the matrices of a LoRA to a device. Other patches of a weight (another model, to merge)
+    stay in place.
     """
     if not hasattr(value, "loaded_keys"):
         return value
@@ -69,7 +70,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 class Df11Patcher(ModelPatcher):
-    """A patcher that moves compressed weights as their bytes, and compresses sums with a LoRA."""
+    """A patcher that moves weights as compressed bytes, and compresses sums with a LoRA."""
 
     #: Bytes of weights while they are loaded, by layer, as ComfyUI was told before.
     _told: dict[str, int] | None = None
@@ -106,7 +107,8 @@ class Df11Patcher(ModelPatcher):
         return copy
 
     def model_size(self) -> int:
-        """Bytes of the model on its GPU: exact for weights that are there with this LoRA."""
+        """Bytes of the model on its GPU; exact for weights that are already there with this
+        LoRA."""
         return int(self.size) + sum(self._sizes().values())
 
     def _load_list(self, *args: Any, **kwargs: Any) -> Any:
@@ -139,8 +141,8 @@ class Df11Patcher(ModelPatcher):
         return is_gpu and key in self.patches and layer.weight_dtype == torch.bfloat16
 
     def _set_patches(self) -> None:
-        """Gives each layer its LoRA. ComfyUI's own, for weights that it offloads, depend on how
-        much memory is free; these do not.
+        """Gives each layer its LoRA. ComfyUI's own patches of offloaded weights depend on how much
+        memory is free; these do not.
         """
         for name, layer in compressed_layers(self.model):
             functions = layer.weight_function
@@ -192,7 +194,8 @@ class Df11Patcher(ModelPatcher):
             self.pinned.remove(key)
 
     def patch_hook_weight_to_device(self, *args: Any, **kwargs: Any) -> Any:
-        """Hooks write to weights: one that they change is decoded until they are gone."""
+        """Hooks write to weights: a weight that they change stays decoded until they are
+        removed."""
         asked = HOOKED.bind(self, *args, **kwargs).arguments
         if asked["key"] in asked["combined_patches"]:
             self._open(asked["key"])
@@ -214,16 +217,16 @@ class Df11Patcher(ModelPatcher):
         return result
 
     def state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights that a checkpoint is made of, which is an ordinary one."""
+        """Refuses: saving a checkpoint needs ordinary weights."""
         raise unsaved()
 
     def model_state_dict_for_saving(self, *args: Any, **kwargs: Any) -> Any:
-        """The weights that the file of a text encoder is made of."""
+        """Refuses: saving a text encoder needs ordinary weights."""
         raise unsaved()
 
     def model_state_dict(self, filter_prefix: str | None = None) -> Any:
-        """The weights as they lie; those of a part are asked for to extract a LoRA, which wants
-        them with their patches.
+        """The weights as they are in memory. Refuses `filter_prefix`, with which ComfyUI extracts a
+        LoRA from patched weights.
         """
         if filter_prefix is not None:
             raise ValueError(
@@ -254,7 +257,7 @@ def is_dynamic(device: torch.device) -> bool:
 
 
 def adopt(patcher: Any) -> None:
-    """Makes the patcher of a model with compressed weights one that knows them."""
+    """Turns the patcher of a model with compressed weights into a `Df11Patcher`."""
     patcher.__class__ = Df11Patcher
     held = (layer.weight.nbytes for _, layer in compressed_layers(patcher.model))
     #: Bytes besides the compressed weights.

@@ -1,6 +1,6 @@
-//! Loads a container onto a GPU: the first time and again, beside a plain pinned copy of as many
-//! bytes, and what memory of the host that takes. `make` writes blocks of Llama 3.1 8B. Figures for
-//! benches/record/.
+//! Times loading a container onto a GPU, the first time and again, compares it with a plain pinned
+//! copy of as many bytes, and shows the host memory that it takes. `make` writes blocks of Llama
+//! 3.1 8B. Figures for benches/record/.
 //!
 //! ```text
 //! cargo run --release --example gpu_load -- make FOLDER LAYERS    # FOLDER/model.df11

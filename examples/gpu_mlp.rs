@@ -1,6 +1,6 @@
 //! An MLP of a small model on a GPU, from weights that stay compressed: `down(silu(gate(x)) *
-//! up(x))`, by matrices as they are stored, in the fast layout, and some so and some so; for few
-//! rows of x and for many. Compares with sums in f64 on the CPU, and prints bytes.
+//! up(x))`, by matrices as stored, in the fast layout, and in a mixture of both; for few rows of x
+//! and for many. Compares with sums in f64 on the CPU, and prints bytes.
 //!
 //! ```text
 //! cargo run --release --example gpu_mlp

@@ -1,9 +1,9 @@
-//! Writes the test vectors of the format that are missing, and what of their manifest follows from
-//! them; checks that the others are as they were.
+//! Writes missing test vectors of the format, and the fields of the manifest that follow from them;
+//! checks that all others are unchanged.
 //!
-//! Vectors of a released version never change: a new rule is a new file, for which somebody writes
-//! a row with file, expect, level and about into the manifest. One that is not released yet is
-//! remade by deleting it first.
+//! Vectors of a released version never change. A new rule needs a new file: write a row with file,
+//! expect, level and about into the manifest. To remake a vector that is not released yet, delete
+//! it first.
 
 #[path = "../tests/support/container.rs"]
 mod container;

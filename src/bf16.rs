@@ -1,4 +1,4 @@
-//! BF16 weights as bytes: apart into exponents and plane, and together again.
+//! Splits BF16 weights into exponents and plane, and joins them again.
 //!
 //! ```text
 //! weight, little-endian u16   s eeeeeeee mmmmmmm
@@ -6,9 +6,9 @@
 //! plane byte                  s          mmmmmmm   kept as it is
 //! ```
 //!
-//! Both functions compile to SSE2 code on plain x86-64 (16 weights an iteration) and touch each
-//! byte once. One weight an iteration over zipped chunks is the form that LLVM recognises; indexing
-//! is not.
+//! Both functions compile to SSE2 code on plain x86-64 (16 weights per iteration) and touch each
+//! byte once. LLVM vectorises loops over zipped chunks with one weight per iteration, but not loops
+//! that index.
 
 /// The exponent of a weight.
 #[inline]
@@ -32,7 +32,7 @@ pub const fn weight(exponent: u8, plane_byte: u8) -> u16 {
 /// Splits `n` little-endian weights (`2n` bytes) into `n` exponents and `n` plane bytes.
 ///
 /// # Panics
-/// Where the three lengths disagree.
+/// If the three lengths disagree.
 #[inline]
 pub fn split(weights: &[u8], exponents: &mut [u8], plane: &mut [u8]) {
     let (weights, rest) = weights.as_chunks::<2>();
@@ -47,7 +47,7 @@ pub fn split(weights: &[u8], exponents: &mut [u8], plane: &mut [u8]) {
 /// Merges `n` exponents and `n` plane bytes into `n` little-endian weights (`2n` bytes).
 ///
 /// # Panics
-/// Where the three lengths disagree.
+/// If the three lengths disagree.
 #[inline]
 pub fn merge(exponents: &[u8], plane: &[u8], weights: &mut [u8]) {
     let (weights, rest) = weights.as_chunks_mut::<2>();

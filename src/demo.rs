@@ -1,7 +1,7 @@
 //! Seeded checkpoints of a Llama-like shape, for the demonstration, examples and tests.
 //!
-//! The weights are drawn from normal distributions whose scale differs by matrix and by row, as in
-//! trained models. The same shape and seed give the same bytes everywhere.
+//! Weights come from normal distributions whose scale differs by matrix and by row, as in trained
+//! models. The same shape and seed give the same bytes on every machine.
 
 use std::{
     cmp::Reverse,

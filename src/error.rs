@@ -7,20 +7,20 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of this library, sorted by who can fix them.
 ///
-/// A message is one line and ends with the remedy where there is one. Names in it are
-/// [printable](crate::hazmat::printable); fields have them as they are.
+/// A message is one line and ends with the remedy, if there is one. Names in messages are
+/// [printable](crate::hazmat::printable); fields have them unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused to read or write.
     #[error("{}: {source}", printable(.context))]
     Io {
-        /// The file, and what was being done with it.
+        /// The file, and the operation that failed.
         context: String,
         /// The system's answer.
         source: io::Error,
     },
-    /// The data is well-formed, but asks for something that this version does not know.
+    /// The data is well-formed, but needs something that this version does not know.
     #[error(
         "{} is not supported by this version of df11; {}", printable(.what), printable(.remedy)
     )]
@@ -42,11 +42,11 @@ pub enum Error {
         offset: u64,
         /// The rule that is broken.
         problem: String,
-        /// Remedy for the user, besides fetching the file again, or making it anew.
+        /// Remedy for the user, besides fetching the file or making it again.
         remedy: Option<String>,
     },
-    /// A tensor is stored as its difference from that of another model, its base, and this model is
-    /// not here.
+    /// A tensor is stored as its differences from a tensor of another model, the base, which is
+    /// missing.
     #[error("{}; {}", printable(.what), printable(.remedy))]
     NoBase {
         /// The tensor or model that lacks its base, and which base that is.
@@ -59,7 +59,7 @@ pub enum Error {
     Limit {
         /// The quantity, with its unit.
         what: String,
-        /// Its value; saturated where it does not fit.
+        /// Its value; saturated if it does not fit.
         value: u64,
         /// The largest value allowed.
         limit: u64,
@@ -72,9 +72,8 @@ pub enum Error {
         /// Suggestion of what to ask for instead.
         remedy: String,
     },
-    /// The output exists, and the caller has not said that it may be replaced: by
-    /// [`CompressOptions`](crate::CompressOptions) or
-    /// [`DecompressOptions`](crate::DecompressOptions).
+    /// The output exists, and the caller's [`CompressOptions`](crate::CompressOptions) or
+    /// [`DecompressOptions`](crate::DecompressOptions) do not allow replacing it.
     #[error(
         "{} exists; choose another output, or replace it with overwrite: true", printable(.path)
     )]
@@ -90,7 +89,8 @@ pub enum Error {
         /// Remedy for the user.
         remedy: String,
     },
-    /// The caller's [`Observer`](crate::progress::Observer) asked to stop; nothing was left behind.
+    /// The caller's [`Observer`](crate::progress::Observer) asked to stop; no partial output
+    /// remains.
     #[error("cancelled")]
     Cancelled,
 }

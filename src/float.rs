@@ -6,7 +6,7 @@
 //! F16      s eeeee mmmmmmmmmm                                 s mmmmmmmmmm
 //! F32      s eeeeeeee mmmmmmm 0000000000000000                s mmmmmmm      (16 zero bits)
 //! ```
-//! BF16 in `tile` has a split too, that of [`bf16`](crate::bf16).
+//! BF16 in `tile` is split too, as in [`bf16`](crate::bf16).
 
 use crate::Dtype;
 
@@ -85,7 +85,7 @@ impl FloatSplit {
         self.bytes == 2 && self.exponent_bits == 8
     }
 
-    /// Bytes of the plane of so many weights, of which the last ones may be a part of a unit.
+    /// Bytes of the plane of this many weights, of which the last ones may be a part of a unit.
     ///
     /// Never overflows for weights that a tensor has: they have more bits than their kept ones.
     pub const fn plane_bytes(self, weights: u64) -> u64 {
@@ -255,7 +255,7 @@ fn spread(mut word: u64, own: u32, room: u32) -> u64 {
     word
 }
 
-/// The same number in each part of a word that has so many bits.
+/// The same number in each part of a word that has this many bits.
 #[inline]
 const fn in_each(bits: u32, number: u64) -> u64 {
     u64::MAX / (u64::MAX >> (u64::BITS - bits)) * number

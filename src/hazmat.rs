@@ -1,12 +1,12 @@
-//! The parts that the library is made of: the codes, the encodings, the bytes of a container.
+//! The internal parts of the library: codes, encodings, and the bytes of a container.
 //!
-//! For tools, tests and fuzzing, and for bindings to other languages. **Nothing in here is part of
-//! the promise of semantic versioning**: any release may change, rename or remove it. Use the
-//! items of the crate's root, of [`source`](crate::source) and of `gpu` for anything else.
+//! They are for tools, tests, fuzzing, and bindings to other languages. **Nothing here is covered
+//! by semantic versioning**: any release may change, rename or remove it. For anything else use the
+//! items of the crate's root, of [`source`](crate::source) and of `gpu`.
 //!
-//! These parts don't check what the rest of the library checks for them. An encoder takes the sizes
-//! that its caller has computed; a directory that is written must be one that a reader accepts.
-//! Decoders are the exception: they accept any bytes and answer with an error or with weights.
+//! These parts rely on the checks that the rest of the library makes. An encoder trusts the sizes
+//! that its caller has computed; a directory passed to the writer must be one that a reader
+//! accepts. Decoders are the exception: they accept any bytes, and return an error or weights.
 //!
 //! ```
 //! use df11::hazmat::{gap::{self, GapGeometry}, huffman::Histogram};

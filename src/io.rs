@@ -1,4 +1,4 @@
-//! Positional reads from files and from memory: the one way in which this crate reads bytes.
+//! Positional reads from files and from memory. This crate reads bytes in no other way.
 
 use std::{
     any::Any,
@@ -33,7 +33,7 @@ pub trait ReadAt: Send + Sync {
     /// whatever the system reports.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// The same bytes without a copy, where they lie in memory and within [`size`](Self::size).
+    /// The same bytes without a copy, if they are in memory and within [`size`](Self::size).
     /// Constant time.
     fn view(&self, _offset: u64, _length: u64) -> Option<&[u8]> {
         None
@@ -66,8 +66,8 @@ pub trait ReadAt: Send + Sync {
         self.view(0, self.size()).map(|bytes| bytes.as_ptr() as usize)
     }
 
-    /// Has the bytes of these ranges brought, in this order and in bounded memory, while others of
-    /// them are read, until the answer is dropped. None where a read waits for no network.
+    /// Fetches the bytes of these ranges ahead of reads, in this order and in bounded memory, until
+    /// the result is dropped. `None` if reads do not use a network.
     fn read_ahead(&self, _ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         None
     }

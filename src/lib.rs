@@ -26,28 +26,28 @@
 //! # The idea
 //!
 //! A BF16 weight has a sign bit, eight exponent bits and seven mantissa bits. Signs and mantissas
-//! of trained weights look random; no code makes them smaller. Exponents don't: a tensor has a few
-//! dozen different ones, and a handful of these make up nearly all of it. They carry about 2.6 bits
-//! of information in eight. So the exponents are Huffman-coded, the other eight bits are stored as
-//! they are, and a weight takes about 10.6 bits. Nothing is rounded.
+//! of trained weights look random; no code makes them smaller. Exponents do not: a tensor has a few
+//! dozen different ones, and a handful of these make up nearly all of it. An exponent carries only
+//! about 2.6 bits of information in its eight bits. So the exponents are Huffman-coded, the other
+//! eight bits are stored as they are, and a weight takes about 10.6 bits. Nothing is rounded.
 //!
-//! A Huffman code is read from its start, one code after the other, and a GPU has thousands of
-//! threads. A container therefore says where in the codes each thread begins. [Encodings](Encoding)
-//! differ in how they say it. This is also why any [slice](Tensor::slice) of a tensor decodes
-//! without the rest.
+//! Huffman codes must be read from the start, one after the other, but a GPU has thousands of
+//! threads. A container therefore records where in the codes each thread begins;
+//! [encodings](Encoding) differ in how they record it. For the same reason any
+//! [slice](Tensor::slice) of a tensor decodes without the rest.
 //!
 //! # What is where
 //!
-//! - [`open()`] gives a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded on request. It
-//!   costs microseconds a tensor; [`Model::verify`] reads everything.
+//! - [`open()`] returns a [`Model`]: [blocks](Block) of [tensors](Tensor), decoded on request.
+//!   Opening costs microseconds per tensor; [`Model::verify`] reads everything.
 //! - [`compress()`], [`convert`] and [`decompress`] make containers and original files;
 //!   [`estimate`] computes the sizes beforehand. If a path may hold several models (a pipeline of
 //!   diffusers), use the functions with `_all`.
-//! - [`source`] is what compression reads.
-//! - `gpu` (feature `cuda`) keeps models compressed in the memory of GPUs, decodes them there, and
-//!   multiplies them directly.
+//! - [`source`] reads the input of compression.
+//! - `gpu` (feature `cuda`) keeps models compressed in GPU memory, decodes them there, and
+//!   multiplies by them directly.
 //! - An [`Observer`] reports progress and cancels; [`Error`] says what went wrong and what to do.
-//! - [`hazmat`] has the parts of the format, for tools. Any version may change them.
+//! - [`hazmat`] exports the internal parts, for tools. Any version may change them.
 
 mod bf16;
 #[cfg(feature = "cli")]

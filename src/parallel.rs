@@ -1,7 +1,7 @@
-//! Work on numbered pieces by all threads of the current rayon pool, taken in order.
+//! Lets all threads of the current rayon pool work on numbered pieces, which they take in order.
 //!
-//! Order keeps reads and writes near each other in their files; rayon's own splitting would begin
-//! in several distant places.
+//! The order keeps reads and writes near each other in their files; rayon's own splitting would
+//! start at several distant places.
 
 use std::{
     ops::Range,
@@ -113,7 +113,7 @@ pub(crate) fn cut(range: Range<u64>, length: u64, grain: u64) -> impl Iterator<I
 /// thread takes it.
 ///
 /// # Panics
-/// Where the buffer is shorter than they are together.
+/// If the buffer is shorter than they are together.
 pub(crate) fn split(
     buffer: &mut [u8],
     lengths: impl IntoIterator<Item = u64>,

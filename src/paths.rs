@@ -1,5 +1,5 @@
-//! Names of files: what they tell, and the rule for paths that a container holds: shards and side
-//! files, relative to the folder of the model.
+//! File names and what they mean, and the rules for the paths in a container: those of shards and
+//! side files, relative to the model's folder.
 
 use std::{borrow::Cow, collections::BTreeSet, path::Path};
 

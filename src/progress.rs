@@ -12,11 +12,11 @@ pub enum Stage {
     Encode,
     /// Decoding and writing the original files.
     Decode,
-    /// Checking what was written, or what is there.
+    /// Checking what was written, or an existing container.
     Verify,
     /// Bringing stored bytes to GPUs.
     Load,
-    /// Putting an output into a store.
+    /// Uploading an output to a store.
     Upload,
 }
 
@@ -25,15 +25,15 @@ pub enum Stage {
 /// `()` watches nothing and never stops the work.
 pub trait Observer: Send + Sync {
     /// The work begins; [`advance`](Self::advance) will be told of `bytes` bytes in all, over all
-    /// stages. Fetching from a store and putting an output into one are works of their own.
+    /// stages. Fetching from a store and uploading to one count as separate work.
     fn begin(&self, _bytes: u64) {}
     /// A stage is entered; with several containers, more than once.
     fn enter(&self, _stage: Stage) {}
-    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, once for each time
-    /// that they are looked at (in [`Stage::Analyse`], twice for large tensors that become tiles);
-    /// of [`Stage::Load`], [`Stage::Fetch`] and [`Stage::Upload`], stored bytes.
+    /// `bytes` more bytes are done. They are bytes of decoded tensors and files, counted each time
+    /// that they are read (in [`Stage::Analyse`], twice for large tensors that become tiles); in
+    /// [`Stage::Load`], [`Stage::Fetch`] and [`Stage::Upload`] they are stored bytes.
     fn advance(&self, _bytes: u64) {}
-    /// Asked between pieces of a few MiB; `true` ends the work with
+    /// Called between pieces of a few MiB; `true` ends the work with
     /// [`Error::Cancelled`](crate::Error::Cancelled).
     fn is_cancelled(&self) -> bool {
         false

@@ -1,8 +1,9 @@
-//! Outputs under temporary names, in use or left over: hidden names beside the output, and a lock
-//! that the system takes away from a process that ends, however it ends. And the last step of every
-//! output: its own name, which nothing else may have, and which lasts.
+//! Outputs under temporary names, in use or left over: hidden names beside the output, each with a
+//! lock that the operating system releases when the process ends, however it ends. This module also
+//! makes the last step of every output: the rename to its own name, which nothing else may have,
+//! synced to disk.
 //!
-//! No rename replaces anything without the caller's word: if something takes the output's name
+//! No rename replaces anything unless the caller allows it: if something takes the output's name
 //! meanwhile, it stays and the run fails. A folder that may be replaced is exchanged with the new
 //! one in one step. If the file system cannot do that, the folder is moved aside first; if that
 //! cannot be undone, both stay and the error says where. A killed run leaves a temporary name
@@ -105,8 +106,8 @@ fn locked_folder(parent: &Path, builder: &Builder<'_, '_>) -> Result<TemporaryFo
     Ok(TemporaryFolder { folder, _lock: lock })
 }
 
-/// They are private unless told otherwise, but what becomes a result is as accessible as anything
-/// new: `mode`, less what the process's umask takes.
+/// Temporary files are private by default, but one that becomes a result is as accessible as any
+/// new file: `mode`, reduced by the process's umask.
 fn builder(mode: u32) -> Builder<'static, 'static> {
     let mut builder = Builder::new();
     builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(DRAWN);
@@ -155,12 +156,12 @@ fn not_a_folder(error: io::Error) -> io::Error {
     }
 }
 
-/// Keeps other runs from taking a folder for a leftover, where the file system has locks.
+/// Keeps other runs from taking a folder for a leftover, if the file system has locks.
 pub(crate) fn lock_folder(path: &Path) -> Option<File> {
     platform::lock(platform::open_folder(path).ok()?, path).ok()?
 }
 
-/// Locks a folder as soon as nobody else has its lock, where the file system has locks.
+/// Locks a folder as soon as nobody else has its lock, if the file system has locks.
 pub(crate) fn wait_for_folder(path: &Path) -> Option<File> {
     platform::wait_for_lock(platform::open_folder(path).ok()?, path).ok()
 }
@@ -329,8 +330,8 @@ fn keeping(file: NamedTempFile, to: &Path) -> std::result::Result<File, PersistE
     })
 }
 
-/// Whether a file system may lack what was asked for: hard links, or folders that can be opened and
-/// synced. A folder that may not be written or opened answers the same.
+/// Whether a file system may lack the requested function: hard links, or folders that can be opened
+/// and synced. A folder that must not be written or opened gives the same error.
 fn may_be_lacking(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
     matches!(error.kind(), InvalidInput | PermissionDenied | Unsupported)

@@ -1,6 +1,6 @@
-// df11: losslessly compressed BFloat16 weights. docs/c.md tells how to use this.
+// df11: losslessly compressed BFloat16 weights. docs/c.md says how to use this.
 //
-// Functions answer a code, and df11_last_error has the text. No handle is bound to a thread.
+// Functions return a code, and df11_last_error has the text. No handle is bound to a thread.
 // Made from capi/src by `DF11_WRITE_HEADER=1 cargo test -p df11-capi --test header`.
 
 #ifndef DF11_H
@@ -9,11 +9,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Major version of this interface. Programs that were compiled for another one do not fit.
+// Major version of this interface. Programs compiled for another major version are incompatible.
 #define DF11_VERSION_MAJOR 0
 
-// Minor version of this interface. While the major version is 0, another minor version does not
-// fit either.
+// Minor version of this interface. While the major version is 0, other minor versions are
+// incompatible too.
 #define DF11_VERSION_MINOR 1
 
 // For `df11_open`: read files on demand instead of mapping them into memory.
@@ -25,30 +25,30 @@
 // For `df11_decode` and `df11_gpu_decode`, as the number of rows: all from the first one on.
 #define DF11_ALL_ROWS UINT64_MAX
 
-// Answer of a function. Later versions may add values.
+// Return code of a function. Later versions may add values.
 typedef enum df11_status {
-  // It is done.
+  // Success.
   DF11_STATUS_OK = 0,
   // The operating system refused to read.
   DF11_STATUS_IO = 1,
-  // The file asks for something that this version does not know.
+  // The file needs something that this version does not know.
   DF11_STATUS_UNSUPPORTED = 2,
-  // The file is damaged or truncated, or is no container.
+  // The file is damaged or truncated, or is not a container.
   DF11_STATUS_CORRUPT = 3,
   // A limit of the format is exceeded.
   DF11_STATUS_LIMIT = 4,
   // The caller asked for something impossible: a null pointer, a wrong size, rows that do not
   // exist.
   DF11_STATUS_PARAMETER = 5,
-  // The GPU or its driver failed, or is not there.
+  // The GPU or its driver failed or is missing.
   DF11_STATUS_GPU = 6,
-  // There is no such tensor: past the last index, or of another name.
+  // There is no tensor with this index or name.
   DF11_STATUS_NOT_FOUND = 7,
-  // A fault of the library. It stays usable.
+  // A bug in the library, which stays usable.
   DF11_STATUS_INTERNAL = 8,
 } df11_status;
 
-// A GPU that is open. Any number of threads may use it at once.
+// An open GPU. Any number of threads may use it at once.
 typedef struct df11_gpu df11_gpu;
 
 // A tensor on a GPU. Any number of threads may use it at once, on any streams.
@@ -61,7 +61,7 @@ typedef struct df11_model df11_model;
 typedef struct df11_tensor {
   // `sizeof (df11_tensor)`, which the caller sets: later versions add fields at the end.
   size_t size;
-  // Its place among all, from 0 on.
+  // Its index among all tensors, from 0 on.
   uint64_t index;
   // Its name.
   const char *name;
@@ -78,45 +78,45 @@ typedef struct df11_tensor {
   uint64_t rank;
   // The size of its first dimension; 1 for a scalar.
   uint64_t rows;
-  // Its size when it is decoded.
+  // Its decoded size in bytes.
   uint64_t bytes;
-  // Its size in the container; 0 for an alias.
+  // Its size in the container in bytes; 0 for an alias.
   uint64_t stored_bytes;
   // The index of the tensor that has its bytes: its own, except for an alias (tied weights).
   uint64_t target;
-  // Rows of the matrix as which it stays compressed on a GPU and is multiplied by; 0 if it is
-  // none, and is decoded when it is loaded.
+  // Rows of the matrix, if the tensor stays compressed on a GPU and can be multiplied by; 0 if
+  // it is decoded when it is loaded.
   uint64_t matrix_rows;
   // Columns of that matrix, or 0.
   uint64_t matrix_columns;
-  // Device memory that it takes as `df11_gpu_load` puts it there.
+  // Bytes of device memory that it takes after `df11_gpu_load`.
   uint64_t gpu_bytes;
 } df11_tensor;
 
-// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements
-// from the start of a row to that of the next.
+// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in GPU memory. A pitch is the number of elements
+// from the start of one row to the start of the next.
 typedef struct df11_product {
   // `sizeof (df11_product)`: later versions add fields at the end.
   size_t size;
   // Rows with one element for each column of W.
   const void *x;
-  // Elements from a row of x to the next.
+  // Pitch of x.
   uint64_t x_pitch;
   // Rows of x and y.
   uint64_t rows;
   // Room for `rows` rows with one element for each row of W.
   void *y;
-  // Elements from a row of y to the next.
+  // Pitch of y.
   uint64_t y_pitch;
-  // One element for each row of W, added to each row of y; NULL is none.
+  // One element for each row of W, added to each row of y; NULL for no bias.
   const void *bias;
-  // Memory that was filled with zeros once, and since then was used by products alone, one after
-  // the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.
+  // Memory that was filled with zeros once, and since then was used only by products, one after
+  // the other; its address is a multiple of 16. NULL if `df11_gpu_workspace` says 0.
   void *workspace;
-  // Its size: at least what `df11_gpu_workspace` says.
+  // Its size in bytes: at least what `df11_gpu_workspace` says.
   uint64_t workspace_bytes;
-  // The splits of the columns of W in whose order sums are added, as far as
-  // `df11_gpu_keeps_order` says; 0: the fastest.
+  // The number of splits of W's columns, which fixes the order of sums; `df11_gpu_keeps_order`
+  // says which numbers are possible. 0 chooses the fastest order.
   uint64_t splits;
 } df11_product;
 
@@ -124,33 +124,33 @@ typedef struct df11_product {
 extern "C" {
 #endif // __cplusplus
 
-// The version of the library that is loaded: `DF11_VERSION_MAJOR * 65536 + DF11_VERSION_MINOR`.
-// Compare it with the header's before anything else.
+// The version of the loaded library: `DF11_VERSION_MAJOR * 65536 + DF11_VERSION_MINOR`. Compare it
+// with the header's before anything else.
 uint32_t df11_version(void);
 
-// The text of the last error of the calling thread: one line of UTF-8 with the remedy, empty if
-// there was none. Valid until the next call of this thread that fails.
+// The text of the calling thread's last error: one line of UTF-8 with the remedy, empty if there
+// was no error. Valid until the next failing call of this thread.
 const char *df11_last_error(void);
 
 // Opens a model: a container, or a folder with all its shards. Reads and validates headers and
-// directories; the cost grows with the number of tensors. Mapped files must not be truncated while
-// the model is open, which would end the process with SIGBUS; with `DF11_OPEN_WITHOUT_MAP` that is
-// an error of the read.
+// directories; the cost grows with the number of tensors. Do not truncate mapped files while the
+// model is open: that would end the process with SIGBUS. With `DF11_OPEN_WITHOUT_MAP` it is a read
+// error instead.
 //
 // # Safety
 // `path` is a text that ends with a zero byte; `model` has room for a pointer, which is NULL
 // if the call fails.
 enum df11_status df11_open(const char *path, uint32_t flags, struct df11_model **model);
 
-// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is
-// nothing.
+// Closes a model and frees its names and shapes; tensors that were loaded onto a GPU stay. NULL
+// does nothing.
 //
 // # Safety
 // The model is from `df11_open` and is used no more, by any thread.
 void df11_close(struct df11_model *model);
 
-// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over
-// all.
+// Describes the tensor at an index. After the last one it returns `DF11_STATUS_NOT_FOUND`, which
+// ends a loop over all.
 //
 // # Safety
 // `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
@@ -158,7 +158,7 @@ enum df11_status df11_tensor_at(const struct df11_model *model,
                                 uint64_t index,
                                 struct df11_tensor *tensor);
 
-// Describes the tensor of a name. Constant time.
+// Describes the tensor with a name, in constant time.
 //
 // # Safety
 // Like `df11_tensor_at`, by name; `name` is a text that ends with a zero byte.
@@ -166,10 +166,10 @@ enum df11_status df11_tensor_named(const struct df11_model *model,
                                    const char *name,
                                    struct df11_tensor *tensor);
 
-// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
-// on all cores, also in a process that was forked; checksums are checked the first time that bytes
-// are read. `output_bytes` is the size of these rows exactly, and all rows of `DF11_ALL_ROWS` from
-// 0 on are `bytes` of `df11_tensor`. After an error the output holds anything.
+// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Uses
+// all cores, also in a forked process; checksums are checked when bytes are read for the first
+// time. `output_bytes` is the exact size of these rows; with `DF11_ALL_ROWS` from row 0 on, it is
+// `bytes` of `df11_tensor`. After an error the contents of the output are undefined.
 //
 // # Safety
 // `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.
@@ -180,28 +180,28 @@ enum df11_status df11_decode(const struct df11_model *model,
                              void *output,
                              uint64_t output_bytes);
 
-// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works
-// in the primary context, which the CUDA runtime uses too. Every function leaves the thread's
-// current context as it was.
+// Opens a GPU by its number and loads the kernels; 0 is the first GPU that the driver reports.
+// Uses the primary context, as the CUDA runtime does. Every function leaves the thread's current
+// context as it was.
 //
 // # Safety
 // `gpu` has room for a pointer, which is NULL if the call fails.
 enum df11_status df11_gpu_open(uint32_t ordinal, struct df11_gpu **gpu);
 
-// Closes a GPU; tensors that are loaded keep it open until they are freed. NULL is nothing.
+// Closes a GPU; loaded tensors keep it open until they are freed. NULL does nothing.
 //
 // # Safety
 // It is from `df11_gpu_open` and is used no more, by any thread.
 void df11_gpu_close(struct df11_gpu *gpu);
 
-// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded
-// and multiplied by there; any other is decoded on the way. Checksums and contents are checked.
-// Done when it returns.
+// Copies a tensor to GPU memory. A matrix with `matrix_rows` stays as stored, to be decoded or
+// multiplied by there; any other tensor is decoded on the way. Checks checksums and contents. The
+// copy is complete when it returns.
 //
 // `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
-// NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
-// transcodes the matrix to the fast layout (about 12.1 bits per weight, the fastest to multiply
-// by); one that has too many exceptions stays as stored.
+// NULL with 0 bytes, and then the library allocates the memory. With `DF11_GPU_FAST` the library
+// always allocates it, and transcodes the matrix to the fast layout (about 12.1 bits per weight,
+// the fastest to multiply by); a matrix with too many exceptions stays as stored.
 //
 // # Safety
 // `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has
@@ -214,15 +214,15 @@ enum df11_status df11_gpu_load(const struct df11_gpu *gpu,
                                uint64_t bytes,
                                struct df11_gpu_tensor **tensor);
 
-// Frees a tensor, and its memory if that is the library's. NULL is nothing.
+// Frees a tensor, and its memory if the library allocated it. NULL does nothing.
 //
 // # Safety
 // It is from `df11_gpu_load`, what uses it on the GPU is done, and it is used no more.
 void df11_gpu_free(struct df11_gpu_tensor *tensor);
 
-// Puts the decoding of rows on a stream: dense, as `df11_decode` gives them. Neither allocates nor
-// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size
-// of these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
+// Puts the decoding of rows on a stream: dense, as by `df11_decode`. Neither allocates nor waits,
+// and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` is the exact
+// size of these rows. Only `df11_gpu_check` reports a damaged bitstream.
 //
 // # Safety
 // `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has
@@ -235,7 +235,7 @@ enum df11_status df11_gpu_decode(const struct df11_gpu_tensor *tensor,
                                  uint64_t output_bytes,
                                  void *stream);
 
-// The size of the workspace of a product with up to this many rows of x; it may be 0.
+// The size in bytes of the workspace for a product with up to this many rows of x; it may be 0.
 //
 // # Safety
 // `tensor` is loaded; `bytes` has room for a number.
@@ -243,9 +243,9 @@ enum df11_status df11_gpu_workspace(const struct df11_gpu_tensor *tensor,
                                     uint64_t rows,
                                     uint64_t *bytes);
 
-// Whether the product of this many rows of x is added in the order of a library of BLAS that cuts
-// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U
-// = ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
+// Whether a product of this many rows of x can add in the order of a BLAS library that cuts the
+// columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U =
+// ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
 // first to last, from an F32 zero. Splits are added in order, then the bias; the sum is rounded
 // once.
 //
@@ -257,10 +257,10 @@ enum df11_status df11_gpu_keeps_order(const struct df11_gpu_tensor *tensor,
                                       uint8_t *keeps);
 
 // Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
-// F32, each is rounded once, and bits are the same in every run; those of a BLAS if it adds in the
-// order of `splits`, which are refused unless `df11_gpu_keeps_order` says yes. Neither
-// allocates nor waits, except that the first product with a tensor prepares it
-// (`df11_gpu_workspace` does so too, ahead of a capture).
+// F32, each is rounded once, and the bits are the same in every run. They are the bits of a BLAS
+// that adds in the order of `splits`; `splits` are refused unless `df11_gpu_keeps_order` gives 1.
+// Neither allocates nor waits, except that the first product with a tensor prepares it
+// (`df11_gpu_workspace` does so too, before a capture).
 //
 // # Safety
 // As for `df11_gpu_decode`, for all memory that `product` names; it may not overlap.
@@ -268,8 +268,8 @@ enum df11_status df11_gpu_multiply(const struct df11_gpu_tensor *tensor,
                                    const struct df11_product *product,
                                    void *stream);
 
-// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded
-// or multiplied by on this GPU since the last call was damaged: its outputs hold anything.
+// Waits for the work on the stream, and returns `DF11_STATUS_CORRUPT` if anything that was decoded
+// or multiplied by on this GPU since the last call was damaged; its outputs are then undefined.
 //
 // # Safety
 // `gpu` is open; `stream` as of `df11_gpu_decode`.

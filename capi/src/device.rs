@@ -1,4 +1,4 @@
-//! Tensors on GPUs, in memory of the caller, on streams of the caller.
+//! Tensors on GPUs, in the caller's memory and on the caller's streams.
 #![expect(unsafe_code, reason = "memory and streams of the caller")]
 
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use crate::model::{ALIGNMENT, Places};
 use crate::pointers::check_size;
 use crate::{GPU_FAST, Model};
 
-/// A GPU that is open. Any number of threads may use it at once.
+/// An open GPU. Any number of threads may use it at once.
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) device: Device,
@@ -42,8 +42,8 @@ pub(crate) enum Form {
     Decoded(CUdeviceptr),
 }
 
-/// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in memory of the GPU. Pitches count elements
-/// from the start of a row to that of the next.
+/// A product `y = x Wᵀ (+ bias)`: BF16, row-major, in GPU memory. A pitch is the number of elements
+/// from the start of one row to the start of the next.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
@@ -51,23 +51,23 @@ pub struct Product {
     pub size: usize,
     /// Rows with one element for each column of W.
     pub x: *const c_void,
-    /// Elements from a row of x to the next.
+    /// Pitch of x.
     pub x_pitch: u64,
     /// Rows of x and y.
     pub rows: u64,
     /// Room for `rows` rows with one element for each row of W.
     pub y: *mut c_void,
-    /// Elements from a row of y to the next.
+    /// Pitch of y.
     pub y_pitch: u64,
-    /// One element for each row of W, added to each row of y; NULL is none.
+    /// One element for each row of W, added to each row of y; NULL for no bias.
     pub bias: *const c_void,
-    /// Memory that was filled with zeros once, and since then was used by products alone, one after
-    /// the other; a multiple of 16. NULL if `df11_gpu_workspace` says 0.
+    /// Memory that was filled with zeros once, and since then was used only by products, one after
+    /// the other; its address is a multiple of 16. NULL if `df11_gpu_workspace` says 0.
     pub workspace: *mut c_void,
-    /// Its size: at least what `df11_gpu_workspace` says.
+    /// Its size in bytes: at least what `df11_gpu_workspace` says.
     pub workspace_bytes: u64,
-    /// The splits of the columns of W in whose order sums are added, as far as
-    /// `df11_gpu_keeps_order` says; 0: the fastest.
+    /// The number of splits of W's columns, which fixes the order of sums; `df11_gpu_keeps_order`
+    /// says which numbers are possible. 0 chooses the fastest order.
     pub splits: u64,
 }
 

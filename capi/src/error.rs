@@ -1,4 +1,4 @@
-//! Errors by code and text, and the boundary that no panic crosses.
+//! Errors as codes and texts, and the boundary that no panic crosses.
 #![expect(unsafe_code, reason = "a name that C knows")]
 
 use std::ffi::{CString, c_char};
@@ -7,28 +7,28 @@ use std::{any::Any, cell::RefCell};
 
 use df11::{Error, hazmat::io_remedy};
 
-/// Answer of a function. Later versions may add values.
+/// Return code of a function. Later versions may add values.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It is done.
+    /// Success.
     Ok = 0,
     /// The operating system refused to read.
     Io = 1,
-    /// The file asks for something that this version does not know.
+    /// The file needs something that this version does not know.
     Unsupported = 2,
-    /// The file is damaged or truncated, or is no container.
+    /// The file is damaged or truncated, or is not a container.
     Corrupt = 3,
     /// A limit of the format is exceeded.
     Limit = 4,
     /// The caller asked for something impossible: a null pointer, a wrong size, rows that do not
     /// exist.
     Parameter = 5,
-    /// The GPU or its driver failed, or is not there.
+    /// The GPU or its driver failed or is missing.
     Gpu = 6,
-    /// There is no such tensor: past the last index, or of another name.
+    /// There is no tensor with this index or name.
     NotFound = 7,
-    /// A fault of the library. It stays usable.
+    /// A bug in the library, which stays usable.
     Internal = 8,
 }
 
@@ -86,8 +86,8 @@ fn said(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given")
 }
 
-/// The text of the last error of the calling thread: one line of UTF-8 with the remedy, empty if
-/// there was none. Valid until the next call of this thread that fails.
+/// The text of the calling thread's last error: one line of UTF-8 with the remedy, empty if there
+/// was no error. Valid until the next failing call of this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn df11_last_error() -> *const c_char {
     LAST.with(|last| last.borrow().as_ptr())

@@ -12,9 +12,9 @@ use crate::error::{call, refuse};
 use crate::pointers::{check_size, give, rows_of, shared, take, write};
 use crate::{Model, Status};
 
-/// Opens a GPU by its number and loads the kernels; 0 is the first one that the driver shows. Works
-/// in the primary context, which the CUDA runtime uses too. Every function leaves the thread's
-/// current context as it was.
+/// Opens a GPU by its number and loads the kernels; 0 is the first GPU that the driver reports.
+/// Uses the primary context, as the CUDA runtime does. Every function leaves the thread's current
+/// context as it was.
 ///
 /// # Safety
 /// `gpu` has room for a pointer, which is NULL if the call fails.
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn df11_gpu_open(ordinal: u32, gpu: *mut *mut Gpu) -> Stat
     })
 }
 
-/// Closes a GPU; tensors that are loaded keep it open until they are freed. NULL is nothing.
+/// Closes a GPU; loaded tensors keep it open until they are freed. NULL does nothing.
 ///
 /// # Safety
 /// It is from `df11_gpu_open` and is used no more, by any thread.
@@ -44,14 +44,14 @@ pub unsafe extern "C" fn df11_gpu_close(gpu: *mut Gpu) {
     unsafe { free(gpu) }
 }
 
-/// Brings a tensor to memory of a GPU: a matrix with `matrix_rows` as it is stored, to be decoded
-/// and multiplied by there; any other is decoded on the way. Checksums and contents are checked.
-/// Done when it returns.
+/// Copies a tensor to GPU memory. A matrix with `matrix_rows` stays as stored, to be decoded or
+/// multiplied by there; any other tensor is decoded on the way. Checks checksums and contents. The
+/// copy is complete when it returns.
 ///
 /// `pointer` is a multiple of 256 with `bytes` of memory, exactly `gpu_bytes` of `df11_tensor`; or
-/// NULL with 0 bytes for memory of the library. With `DF11_GPU_FAST` the library takes that, and
-/// transcodes the matrix to the fast layout (about 12.1 bits per weight, the fastest to multiply
-/// by); one that has too many exceptions stays as stored.
+/// NULL with 0 bytes, and then the library allocates the memory. With `DF11_GPU_FAST` the library
+/// always allocates it, and transcodes the matrix to the fast layout (about 12.1 bits per weight,
+/// the fastest to multiply by); a matrix with too many exceptions stays as stored.
 ///
 /// # Safety
 /// `gpu` and `model` are open; nobody else uses the memory until the tensor is freed; `tensor` has
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn df11_gpu_load(
     })
 }
 
-/// Frees a tensor, and its memory if that is the library's. NULL is nothing.
+/// Frees a tensor, and its memory if the library allocated it. NULL does nothing.
 ///
 /// # Safety
 /// It is from `df11_gpu_load`, what uses it on the GPU is done, and it is used no more.
@@ -104,9 +104,9 @@ unsafe fn free<T>(handle: *mut T) {
     });
 }
 
-/// Puts the decoding of rows on a stream: dense, as `df11_decode` gives them. Neither allocates nor
-/// waits, and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` the size
-/// of these rows exactly. A damaged stream shows in `df11_gpu_check` alone.
+/// Puts the decoding of rows on a stream: dense, as by `df11_decode`. Neither allocates nor waits,
+/// and can be captured in a graph. `output` is a multiple of 16, and `output_bytes` is the exact
+/// size of these rows. Only `df11_gpu_check` reports a damaged bitstream.
 ///
 /// # Safety
 /// `stream` is a `CUstream` or `cudaStream_t` of the GPU's primary context. `output` has
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn df11_gpu_decode(
     })
 }
 
-/// The size of the workspace of a product with up to this many rows of x; it may be 0.
+/// The size in bytes of the workspace for a product with up to this many rows of x; it may be 0.
 ///
 /// # Safety
 /// `tensor` is loaded; `bytes` has room for a number.
@@ -177,9 +177,9 @@ pub unsafe extern "C" fn df11_gpu_workspace(
     })
 }
 
-/// Whether the product of this many rows of x is added in the order of a library of BLAS that cuts
-/// the columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U
-/// = ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
+/// Whether a product of this many rows of x can add in the order of a BLAS library that cuts the
+/// columns of W into `splits`. Split i has the columns from i * U to before (i + 1) * U, with U =
+/// ceil(ceil(columns / 64) / splits) * 64; it is one chain of tensor-core products of 16 columns,
 /// first to last, from an F32 zero. Splits are added in order, then the bias; the sum is rounded
 /// once.
 ///
@@ -203,10 +203,10 @@ pub unsafe extern "C" fn df11_gpu_keeps_order(
 }
 
 /// Puts the product of rows of x with a matrix on a stream, without decoding it to memory. Sums are
-/// F32, each is rounded once, and bits are the same in every run; those of a BLAS if it adds in the
-/// order of `splits`, which are refused unless `df11_gpu_keeps_order` says yes. Neither
-/// allocates nor waits, except that the first product with a tensor prepares it
-/// (`df11_gpu_workspace` does so too, ahead of a capture).
+/// F32, each is rounded once, and the bits are the same in every run. They are the bits of a BLAS
+/// that adds in the order of `splits`; `splits` are refused unless `df11_gpu_keeps_order` gives 1.
+/// Neither allocates nor waits, except that the first product with a tensor prepares it
+/// (`df11_gpu_workspace` does so too, before a capture).
 ///
 /// # Safety
 /// As for `df11_gpu_decode`, for all memory that `product` names; it may not overlap.
@@ -250,8 +250,8 @@ pub unsafe extern "C" fn df11_gpu_multiply(
     })
 }
 
-/// Waits for what is on the stream, and answers `DF11_STATUS_CORRUPT` if anything that was decoded
-/// or multiplied by on this GPU since the last call was damaged: its outputs hold anything.
+/// Waits for the work on the stream, and returns `DF11_STATUS_CORRUPT` if anything that was decoded
+/// or multiplied by on this GPU since the last call was damaged; its outputs are then undefined.
 ///
 /// # Safety
 /// `gpu` is open; `stream` as of `df11_gpu_decode`.

@@ -1,12 +1,12 @@
-//! The C interface: `include/df11.h`, as docs/c.md tells it.
+//! The C interface: `include/df11.h`, described in docs/c.md.
 //!
 //! ```text
 //! df11_open → df11_tensor_at, df11_tensor_named → df11_decode
 //! df11_gpu_open → df11_gpu_load → df11_gpu_decode, df11_gpu_multiply → df11_gpu_check
 //! ```
 //!
-//! No function panics across the boundary: `error::call` catches it and answers
-//! [`Status::Internal`]. Every pointer that may be null is looked at first, every size compared.
+//! No panic crosses the boundary: `error::call` catches it and returns [`Status::Internal`]. Every
+//! pointer that may be null is checked first, and every size compared.
 
 mod device;
 mod error;

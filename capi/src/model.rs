@@ -1,4 +1,4 @@
-//! Models: opened, listed, and decoded on the CPU.
+//! Models: opens them, lists their tensors, and decodes on the CPU.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ struct Entry {
 pub struct Tensor {
     /// `sizeof (df11_tensor)`, which the caller sets: later versions add fields at the end.
     pub size: usize,
-    /// Its place among all, from 0 on.
+    /// Its index among all tensors, from 0 on.
     pub index: u64,
     /// Its name.
     pub name: *const c_char,
@@ -50,18 +50,18 @@ pub struct Tensor {
     pub rank: u64,
     /// The size of its first dimension; 1 for a scalar.
     pub rows: u64,
-    /// Its size when it is decoded.
+    /// Its decoded size in bytes.
     pub bytes: u64,
-    /// Its size in the container; 0 for an alias.
+    /// Its size in the container in bytes; 0 for an alias.
     pub stored_bytes: u64,
     /// The index of the tensor that has its bytes: its own, except for an alias (tied weights).
     pub target: u64,
-    /// Rows of the matrix as which it stays compressed on a GPU and is multiplied by; 0 if it is
-    /// none, and is decoded when it is loaded.
+    /// Rows of the matrix, if the tensor stays compressed on a GPU and can be multiplied by; 0 if
+    /// it is decoded when it is loaded.
     pub matrix_rows: u64,
     /// Columns of that matrix, or 0.
     pub matrix_columns: u64,
-    /// Device memory that it takes as `df11_gpu_load` puts it there.
+    /// Bytes of device memory that it takes after `df11_gpu_load`.
     pub gpu_bytes: u64,
 }
 
@@ -151,9 +151,9 @@ impl Model {
 }
 
 /// Opens a model: a container, or a folder with all its shards. Reads and validates headers and
-/// directories; the cost grows with the number of tensors. Mapped files must not be truncated while
-/// the model is open, which would end the process with SIGBUS; with `DF11_OPEN_WITHOUT_MAP` that is
-/// an error of the read.
+/// directories; the cost grows with the number of tensors. Do not truncate mapped files while the
+/// model is open: that would end the process with SIGBUS. With `DF11_OPEN_WITHOUT_MAP` it is a read
+/// error instead.
 ///
 /// # Safety
 /// `path` is a text that ends with a zero byte; `model` has room for a pointer, which is NULL
@@ -179,8 +179,8 @@ pub unsafe extern "C" fn df11_open(
     })
 }
 
-/// Closes a model. Its names and shapes are gone; what was loaded onto a GPU stays. NULL is
-/// nothing.
+/// Closes a model and frees its names and shapes; tensors that were loaded onto a GPU stay. NULL
+/// does nothing.
 ///
 /// # Safety
 /// The model is from `df11_open` and is used no more, by any thread.
@@ -193,8 +193,8 @@ pub unsafe extern "C" fn df11_close(model: *mut Model) {
     });
 }
 
-/// Describes the tensor at an index; `DF11_STATUS_NOT_FOUND` after the last one ends a loop over
-/// all.
+/// Describes the tensor at an index. After the last one it returns `DF11_STATUS_NOT_FOUND`, which
+/// ends a loop over all.
 ///
 /// # Safety
 /// `model` is open. `tensor` is a `df11_tensor` whose `size` is set.
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn df11_tensor_at(
     })
 }
 
-/// Describes the tensor of a name. Constant time.
+/// Describes the tensor with a name, in constant time.
 ///
 /// # Safety
 /// Like `df11_tensor_at`, by name; `name` is a text that ends with a zero byte.
@@ -252,10 +252,10 @@ unsafe fn tell(tensor: *mut Tensor, model: &Model, index: u64) -> Result<(), Fai
     unsafe { write(tensor, model.describe(index)?, "the tensor") }
 }
 
-/// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Works
-/// on all cores, also in a process that was forked; checksums are checked the first time that bytes
-/// are read. `output_bytes` is the size of these rows exactly, and all rows of `DF11_ALL_ROWS` from
-/// 0 on are `bytes` of `df11_tensor`. After an error the output holds anything.
+/// Decodes rows of a tensor of any dtype on the CPU: little-endian, as in the original file. Uses
+/// all cores, also in a forked process; checksums are checked when bytes are read for the first
+/// time. `output_bytes` is the exact size of these rows; with `DF11_ALL_ROWS` from row 0 on, it is
+/// `bytes` of `df11_tensor`. After an error the contents of the output are undefined.
 ///
 /// # Safety
 /// `model` is open; `output` has `output_bytes`, which nobody else uses meanwhile.

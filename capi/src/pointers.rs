@@ -1,4 +1,4 @@
-//! Pointers, sizes and rows of the caller, looked at before they are used.
+//! Checks the caller's pointers, sizes and rows before they are used.
 #![expect(unsafe_code, reason = "memory of the caller")]
 
 use std::ffi::{CStr, c_char};

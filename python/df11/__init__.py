@@ -1,4 +1,4 @@
-"""Losslessly compressed BFloat16 model weights: two thirds of the size, every bit the same.
+"""Compresses BFloat16 model weights losslessly, to two thirds of their size.
 
     import df11
 
@@ -6,7 +6,7 @@
     model = df11.open("Llama-3.1-8B.df11")
     weights = model["model.norm.weight"].torch()
 
-`import df11` needs nothing beside Python: no GPU, no PyTorch, no NumPy.
+`import df11` needs only Python: no GPU, no PyTorch, no NumPy.
 """
 
 # The way through the package. A weight of a model is a tensor (_tensor) whose memory is the

@@ -1,4 +1,4 @@
-"""The command `df11`, as `cargo install` gives it; `python -m df11` is the same."""
+"""The command `df11`, the same as `cargo install` installs; `python -m df11` runs it too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ._native import run_command
 
 
 def main() -> int:
-    """Run the command with the arguments of this process; `df11 --help` tells them."""
+    """Run the command with the arguments of this process; `df11 --help` lists them."""
     # The command has its own handler; Python's would raise KeyboardInterrupt after it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # `df11 doctor` tells about this interpreter.

@@ -1,5 +1,5 @@
-"""Weights beside the containers of a folder, which these lack, such as a new head: a file of
-safetensors with a fixed name, which `save_pretrained` writes.
+"""Weights that a folder's containers lack, such as a new head. `save_pretrained` writes them to a
+safetensors file with a fixed name beside the containers.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def _is_there(file: Path) -> bool:
-    """Whether the file exists. Raises `ParameterError` for anything but a regular file: opening a
-    pipe would wait, and a device has no end.
+    """Whether the file exists. Raises `ParameterError` for anything except a regular file: opening
+    a pipe would block, and reading a device would not end.
     """
     if os.path.lexists(file) and not file.is_file():
         raise unfit(f"{file} is not a regular file", "remove it, or put the file itself there")
@@ -28,7 +28,7 @@ def _is_there(file: Path) -> bool:
 
 @contextmanager
 def _naming(beside: Path) -> Iterator[None]:
-    """Turns errors of safetensors, which name no file, into a `CorruptError` that names it."""
+    """Turns errors of safetensors, which do not name the file, into a `CorruptError` that does."""
     from safetensors import SafetensorError
 
     try:

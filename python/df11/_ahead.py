@@ -1,11 +1,12 @@
 """Decoding ahead: while a product runs, the weight of the next one is decoded on a second stream.
 
-A product of many rows of x multiplies by a decoded weight. Its last blocks leave multiprocessors
-idle, and decoding uses these. Which weight comes next is learned in the first pass through a model.
-The last product of a pass decodes nothing, so no decoded weight remains between passes.
+A product of many rows of x multiplies by a decoded weight. Its last thread blocks leave
+multiprocessors idle, and decoding uses these. The first pass through a model shows which weight
+comes next. The last product of a pass decodes nothing ahead, so no decoded weight remains between
+passes.
 
-Only products on a GPU's default stream do this. Graphs are captured on others, and there a weight
-that waits for its product would be memory of the graph.
+Only products on a GPU's default stream do this. Graphs are captured on other streams, where a
+weight that waits for its product would take memory of the graph.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Ahead:
         self._last = key
 
     def _prepare(self, key: Key, device: torch.device) -> _Decoded | None:
-        """Memory for the next weight, which the stream uses for nothing else from here on."""
+        """Memory for the next weight, which from now on the stream uses for nothing else."""
         following = self._after.get(key)
         if following is None:
             return None
@@ -147,7 +148,8 @@ _aheads: dict[int, Ahead] = {}
 
 
 def ahead_of(device: torch.device) -> Ahead | None:
-    """What multiplies on the current stream of a GPU; None if nothing is decoded ahead there."""
+    """The object that multiplies on a GPU's current stream; None if nothing is decoded ahead
+    there."""
     if device.type != "cuda" or raw_stream(device.index):
         return None
     if device.index not in _aheads:

@@ -1,5 +1,5 @@
-"""Decoded tensors as arrays of NumPy or PyTorch, imported only then; and addresses of the memory of
-Python objects, and back.
+"""Converts decoded tensors to arrays of NumPy or PyTorch, which it imports only then; and converts
+between Python objects and addresses of their memory.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def values(selection: Tensor | Slice, dtype: Any, copy: bool | None) -> Any:
 
 @functools.cache
 def _ml_dtypes() -> Any:
-    """The package, or None. Imported at most once: a failing import takes the lock of all imports,
-    and a fork may hang there while another thread imports.
+    """The package ml_dtypes, or None. Imported at most once: a failing import takes the lock of all
+    imports, and a forked process may hang there if another thread was importing.
     """
     try:
         return importlib.import_module("ml_dtypes")

@@ -44,9 +44,9 @@ _Window = tuple[Area, Part]
 def bring(
     tensors: Tensors, blocks: Sequence[WeightBlock], exact: bool, bar: Bar
 ) -> Iterator[tuple[Item, Tensor]]:
-    """The weights of some blocks, on their devices and in their residences; then the ordinary ones,
-    decoded. An item that cannot have its residence becomes ordinary and gets the reason. Each byte
-    is read and checked once. Raises `CorruptError` if a tensor is damaged.
+    """Yields the weights of some blocks on their devices, in their residences; then the ordinary
+    weights, decoded. An item that cannot have its residence becomes ordinary, and records the
+    reason. Each byte is read and checked once. Raises `CorruptError` if a tensor is damaged.
     """
     for (device, residence), some in groupby(blocks, lambda each: (each.device, each.residence)):
         to = _Device(tensors, device, bar)
@@ -99,9 +99,9 @@ def _compressed(
 def compress(
     value: Tensor, residence: Residence, device: torch.device, exact: bool
 ) -> CompressedTensor | str:
-    """Compresses a dense BF16 weight on a device, as stored or in the fast layout. Returns the
-    reason if it stays as it is. `value`: for `stored` one that `matrix_for` takes; for `fast` rows
-    of a multiple of 8 weights.
+    """Compresses a dense BF16 weight on a device, as stored or in the fast layout. If the weight
+    stays dense, returns the reason. `value`: for `stored` one that `matrix_for` takes; for `fast`
+    rows of a multiple of 8 weights.
     """
     reason, made = EXCEPTIONAL, None
     if residence == "fast":
@@ -153,7 +153,8 @@ class _Device:
         return arrays
 
     def _fill(self, arrays: dict[Area, Arrays], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
-        """Reads arrays of whole tensors, and copies the others. Done when it returns."""
+        """Reads arrays of whole tensors, and copies the others. Both are complete when it
+        returns."""
         index = self.device.index
         whole = [
             (tiles.name, (book.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
@@ -184,7 +185,8 @@ class _Device:
         return (self._pack(runs, slices) for runs in all_runs)
 
     def _slices(self, windows: Iterable[_Window]) -> Iterator[Iterator[Tensor]]:
-        """The decoded rows of each window, some at a time. Its tiles exist only meanwhile."""
+        """Yields the decoded rows of each window, some at a time. The window's tiles exist only
+        meanwhile."""
         batches, same = tee(self._batches(windows))
         some = (list(dict.fromkeys(tiles for tiles, _ in batch)) for batch in same)
         on_gpu = self._stored(some)
@@ -253,7 +255,7 @@ def _runs(windows: Sequence[_Window]) -> list[list[_Window]]:
 
 
 class _Held:
-    """Pinned memory that lives until its last tensor is gone and no GPU reads it any more."""
+    """Pinned memory that is freed when its last tensor is gone and no GPU reads it any more."""
 
     def __init__(self, pinned: list[_native.PinnedMemory], arrays: Arrays) -> None:
         self.pinned, self.arrays = pinned, arrays
@@ -268,7 +270,7 @@ class _Held:
 
 
 def _held(arrays: dict[Area, Arrays], pinned: list[_native.PinnedMemory]) -> dict[Area, Arrays]:
-    """The same arrays, whose pinned memory lives as `_Held` says."""
+    """The same arrays, whose pinned memory is freed as `_Held` says."""
     held = _Held(pinned, [array for mine in arrays.values() for array in mine])
 
     def kept(array: Tensor) -> Tensor:

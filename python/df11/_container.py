@@ -1,7 +1,7 @@
 """A container as a dictionary of tensors on the CPU: compressed ones in its mapping, or decoded.
 
-Loaders treat them like any others. Renaming, stacking, cutting, transposing and tying them gives
-windows of the same arrays. Nothing is read until a tensor is decoded or moved to a device.
+Loaders treat these tensors like any others. Renaming, stacking, cutting, transposing and tying them
+gives windows of the same arrays. Nothing is read until a tensor is decoded or moved to a device.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Tensors(Mapping[str, Tensor]):
 
     @torch.inference_mode(False)  # whose tensors could not be used outside of it
     def __getitem__(self, name: str) -> Tensor:
-        """A compressed tensor, or one of decoded values that are the caller's own. Raises
-        `TypeError` if PyTorch does not know its dtype, `CorruptError` for values that are decoded.
+        """A compressed tensor, or one of decoded values that the caller owns. Raises `TypeError` if
+        PyTorch does not know its dtype, `CorruptError` for values that are decoded.
         """
         self.requested.append(name)
         self.taken.add(name)
@@ -107,7 +107,7 @@ class Tensors(Mapping[str, Tensor]):
         ]
 
     def moved(self, name: str, copy: CompressedTensor) -> None:
-        """Notes a copy of a whole tensor, on this or another device, for `names`."""
+        """Records a copy of a whole tensor, on this or another device, for `names`."""
         self._names[copy._arrays[0].data_ptr()] = name
 
     def describe(self, value: CompressedTensor) -> tuple[list[str], dict[str, Any]]:
@@ -149,7 +149,7 @@ class Tensors(Mapping[str, Tensor]):
         return windows, list(dict.fromkeys(tiles for mine in windows for tiles, _ in mine))
 
     def cut(self, some: Iterable[Area]) -> dict[Area, Arrays]:
-        """The arrays of tiles that are not whole tensors, in memory of their own. Checks them."""
+        """Copies the arrays of tiles that are not whole tensors to new memory. Checks them."""
 
         def arrays(tiles: Area) -> Arrays:
             _, copies = self.container[tiles.name].tiles.cut(tiles.rows, tiles.columns)

@@ -1,4 +1,4 @@
-"""The devices that a caller names for a model, and how much of their memory it may take."""
+"""The devices that a caller names for a model, and how much of their memory the model may take."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Devices(NamedTuple):
     fast_memory: list[int] | None = None
 
     def auto_limits(self, at: int) -> tuple[int, int]:
-        """The bytes that `auto` takes on a GPU at most, and those up to which it is fast."""
+        """The most bytes that `auto` takes on a GPU, and the number of bytes up to which weights
+        are fast."""
         if self.memory is None:
             free = free_bytes(self.devices[at])
             return int(SHARE * free), int(FAST_SHARE * free)
@@ -88,7 +89,7 @@ def resolve(wanted: Any, memory: Any, max_memory: dict[Any, Any] | None = None) 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU, with what PyTorch's allocator keeps and nobody uses."""
+    """Free memory of a GPU, including unused memory that PyTorch's allocator keeps."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + kept
 

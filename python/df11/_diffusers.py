@@ -1,9 +1,9 @@
 """diffusers: `from_pretrained` of compressed models and pipelines.
 
-diffusers keeps its quantizers in two tables that cannot be extended, and finds the files of a
-checkpoint by two functions that know only its own formats. So df11 adds an entry to the tables when
-they are imported, and wraps the functions when the first compressed model is loaded. The methods of
-the quantizer do everything else; they are listed in the order of their calls.
+diffusers keeps its quantizers in two tables without an extension point, and finds the files of a
+checkpoint with two functions that know only its own formats. So df11 adds an entry to the tables
+when they are imported, and wraps the functions when the first compressed model is loaded. The
+methods of the quantizer do everything else; they are in the order in which diffusers calls them.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _wrap() -> None:
 
 
 class _Values(dict[str, torch.Tensor]):
-    """Tensors in place of a file of weights, which diffusers takes too."""
+    """Tensors that diffusers gets in place of a weights file."""
 
     __repr__ = object.__repr__
 
@@ -249,8 +249,8 @@ class Checkpoint(dict[str, torch.Tensor]):
 
 
 def wrap_single_files() -> None:
-    """Makes `from_single_file` load containers, and compress safetensors files if it gets options
-    of df11.
+    """Makes `from_single_file` load containers and, with options of df11, compress safetensors
+    files.
     """
 
     def load(call: Any, arguments: dict[str, Any]) -> Any:

@@ -1,8 +1,8 @@
 """Operators of PyTorch on compressed tensors.
 
 Views of rows or columns, and transposed views, are compressed tensors of the same arrays. Products
-and look-ups call the operators of `_ops`. All other operators work on decoded weights, where a view
-is a copy. Operators that would write to a compressed tensor are refused.
+and look-ups call the operators of `_ops`. All other operators work on decoded weights, and then a
+view is a copy. Operators that would write to a compressed tensor are refused.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _is_same(a: Any, b: Any) -> bool:
 
 
 def _ordinary_like(func: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """A function that uses shapes alone and gives ordinary tensors."""
+    """A function that uses only shapes and returns ordinary tensors."""
     if kwargs.get("device") is None:
         kwargs["device"] = self.device
     meta = torch.device("meta")

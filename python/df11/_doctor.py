@@ -1,7 +1,7 @@
-"""The releases of libraries that df11 is tested with, and what to say about others.
+"""The library releases with which df11 is tested, and messages about others.
 
-`python -m df11._doctor` prints the Python part of `df11 doctor` as JSON. It reads versions from
-metadata of installed packages and imports nothing large.
+`python -m df11._doctor` prints the Python part of `df11 doctor` as JSON. It reads versions from the
+metadata of installed packages, and imports nothing large.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def untested(library: str, version: str) -> str | None:
 
 def log_newer() -> None:
     """Logs one line if imported libraries are newer than the tested releases, once for each
-    library. df11 calls it when it begins to work with them.
+    library. df11 calls it when it first uses a library.
     """
     found = {name: _imported(name) for name in TESTED if name not in _logged}
     newer = {name: version for name, version in found.items() if is_newer(name, version or "0.0")}

@@ -2,9 +2,9 @@
 
 `encode` makes tiles of 32 x 256 by operations of PyTorch, and `pack` runs kernels.
 
-The arrays of tiles equal those of `df11 compress` (spec/format.md, 6.4). The native code makes them
-on CPUs, faster. This module is for weights that are on a GPU already, where it takes about as long
-as copying them there.
+The arrays of tiles equal those of `df11 compress` (spec/format.md, 6.4). On CPUs the native code
+makes them faster. This module is for weights that are already on a GPU, where encoding takes about
+as long as copying them there.
 
 ```text
 weights ──▶ pairs of exponents ──▶ counts ──▶ code (native, on the CPU)

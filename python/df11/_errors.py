@@ -1,4 +1,4 @@
-"""The exceptions: each says who can fix the problem, and how, if that is known."""
+"""The exceptions. Each says who can fix the problem and, if known, how."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class UnsupportedError(Error):
 
 
 class NoBaseError(Error):
-    """A tensor is stored as its difference from that of another model, its base, which is not here.
-    `base=` of `df11.open` names it.
+    """A tensor is stored as its differences from a tensor of another model, the base, which is
+    missing. Name the base with `base=` of `df11.open`.
     """
 
 

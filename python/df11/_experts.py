@@ -1,6 +1,6 @@
 """Operators of mixtures of experts, whose matrices are stacked in one compressed tensor.
 
-Their schemas are stable, and arrays and parts are those of `_ops`.
+The operators' schemas are stable; arrays and parts are those of `_ops`.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def grouped_linear(
     `offsets` (int32, E + 1, ascending, from 0 to at most P) and `rows` (int32, P) lie on the device
     of x. Raises the errors of `linear`; `IndexError` for other offsets, and for rows that x lacks.
 
-    Experts in the fast layout, in one matrix, take one launch, which reads offsets and rows on the
-    GPU. Otherwise offsets are copied to the host, which waits for the stream, and experts with rows
-    are decoded, 60 MB at a time.
+    If the experts are one matrix in the fast layout, this takes one launch, which reads offsets and
+    rows on the GPU. Otherwise the host waits for the stream to copy the offsets, and experts with
+    rows are decoded, 60 MB at a time.
     """
     y = _places_of(x, offsets, rows, arrays, parts, experts)
     if not len(y):
@@ -159,10 +159,10 @@ def grouped_mm(
     transposed: bool,
     flipped: bool,
 ) -> Tensor:
-    """The bits of PyTorch's `grouped_mm` of x and a compressed w of this shape, [E, K, N]. Kernels
-    multiply if x has few rows and they add in its order. Otherwise it waits for the GPU to name the
-    experts with rows, and decodes these alone; while a CUDA graph is captured, it decodes all.
-    Raises the errors of `grouped_linear`.
+    """Gives the bits of PyTorch's `grouped_mm` of x and a compressed w of this shape, [E, K, N].
+    Kernels multiply if x has few rows and they add in PyTorch's order. Otherwise the function waits
+    for the GPU to name the experts with rows, and decodes only these; while a CUDA graph is
+    captured, it decodes all. Raises the errors of `grouped_linear`.
     """
     height, rest = divmod(shape_of(parts)[0], max(1, *shape[:1]))
     if len(shape) != 3 or prod(shape) != prod(shape_of(parts)) or rest:

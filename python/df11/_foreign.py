@@ -1,10 +1,10 @@
 """Compressed folders whose config names another quantization, such as FP8 or MXFP4.
 
-Their quantizer loads the model as without df11. Two quantizers of transformers leave weights in FP8
-and multiply by them: `fp8`, and `compressed-tensors` with `use_optimized_inference`. With these the
-loader gets compressed tensors, which it places like any others and makes parameters. Kernels get
-decoded weights, in memory that is free again after the call. Other quantizers get each tensor as
-the checkpoint had it, decoded when the loader asks for it.
+The config's own quantizer loads the model, as it does without df11. Two quantizers of transformers
+leave weights in FP8 and multiply by them: `fp8`, and `compressed-tensors` with
+`use_optimized_inference`. With these, the loader gets compressed tensors, which it places like any
+others and makes parameters; kernels get decoded weights, in memory that is freed after the call.
+Other quantizers get each tensor as the checkpoint had it, decoded when the loader asks for it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Undecoded(_Decoded):
 
 
 class _Loading:
-    """Notes a quantizer's containers while it loads a model from compressed tensors."""
+    """Records a quantizer's containers while it loads a model from compressed tensors."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -125,7 +125,7 @@ def _element_size(call: Callable[[], float], arguments: dict[str, Any]) -> float
 
 
 def _finish(call: Callable[[], Any], arguments: dict[str, Any]) -> Any:
-    """Notes the origin of the weights when they have their devices."""
+    """Records the origin of the weights once they are on their devices."""
     result, loading, model = call(), _loading_of(arguments), arguments["model"]
     if loading is not None:
         model.__dict__[KEY] = _origin_of(model, loading.tensors, loading.reasons)
@@ -285,9 +285,9 @@ def _run(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _decode(weight: CompressedTensor, options: dict[str, Any]) -> Tensor:
-    """A decoded weight. Of experts, only those are decoded that the kernel reads, and the memory of
-    the others holds anything; the kernel's choices depend on their number. Waits for the GPU to
-    name these.
+    """A decoded weight. Only experts that the kernel reads are decoded; the memory of the others,
+    which must exist because the kernel's choices depend on the number of experts, holds anything.
+    Waits for the GPU to name the experts.
     """
     is_plain = weight.dim() == 3 and not weight.transposed and weight.spread is None
     routed = _routed(options) if is_plain else None

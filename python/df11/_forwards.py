@@ -2,10 +2,10 @@
 
 *Siblings* are layers of one module that its `forward` calls as `self.a(x)`, `self.b(x)`, in one
 block of statements, with the same local variable, and with nothing between the first and the last
-of these calls that could write into x or make it another tensor. Between them are allowed: names,
-constants, arithmetic, methods and functions that write nowhere (`_PURE`), and other layers whose
-`forward` consists of these alone, such as activations and norms. Anything else there keeps the
-layers separate.
+of these calls that could write into x or make it another tensor. Only these are allowed between
+them: names, constants, arithmetic, methods and functions that write nowhere (`_PURE`), and other
+layers whose `forward` consists only of these, such as activations and norms. Anything else there
+keeps the layers separate.
 
 `rewritten` makes the same function with one call for all siblings: `self.a(x)` becomes
 `self.a(x) if (y := multiply(self, x, siblings)) is None else y[0]`, `self.b(x)` becomes

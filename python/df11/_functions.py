@@ -1,7 +1,7 @@
-"""Functions of PyTorch that would need the memory of a tensor, for compressed tensors.
+"""Versions, for compressed tensors, of PyTorch functions that need a tensor's memory.
 
-Libraries call them to compare, save and change weights. Each gives what it can without BF16 weights
-in memory, or refuses with a remedy.
+Libraries call these functions to compare, save and change weights. Each does what is possible
+without BF16 weights in memory, or refuses with a remedy.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def _requires_grad(self: Any, requires_grad: bool = True) -> Any:
 
 def _is_assigned() -> bool:
     """Whether `load_state_dict(assign=True)` or transformers' loader requests gradients. They do so
-    for each weight that replaces one with gradients, or is a float, also for compressed weights,
-    where nobody wants them.
+    for each weight that replaces one with gradients, or is a float, and so also for compressed
+    weights, where nobody needs gradients.
     """
     frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
     for _ in range(_MOST_FRAMES):
@@ -74,7 +74,7 @@ def _set_data(self: Any, value: Any) -> None:
 
 
 def _scaled(name: str) -> Callable[..., Any]:
-    """`div_` or `mul_`, with which some models scale weights in their first run. A factor of one
+    """`div_` or `mul_`, with which some models scale weights when they first run. A factor of one
     changes nothing. A scaled parameter becomes ordinary. Other tensors are refused, because they
     may be aliases of a parameter.
     """
@@ -129,8 +129,8 @@ def _refuse_address() -> NoReturn:
 
 
 def _address(self: Any) -> int:
-    """A number that aliases share, for libraries that compare addresses. Reading there faults.
-    Raises `RuntimeError` for all other callers.
+    """A number that aliases share, for libraries that compare addresses. It is no valid address to
+    read from. Raises `RuntimeError` for all other callers.
     """
     if self.is_meta:
         return 0

@@ -1,7 +1,8 @@
-"""Compressed tensors in one buffer each, which one copy brings to a GPU.
+"""Gathers each compressed tensor in one buffer, which one copy brings to a GPU.
 
-`CompressedTensor.to` copies array by array, then builds decode tables, for which it waits. A buffer
-has the tables too. Out of pinned memory its copy is as fast as the bus, and nothing waits for it.
+`CompressedTensor.to` copies array by array, then builds decode tables and waits for them. A buffer
+also contains the tables. From pinned memory its copy runs at the speed of the bus, and the CPU does
+not wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ._tensor import CompressedTensor
 
 
 class Gathered:
-    """A tensor of the host for such buffers: fills them, and finds it in their copies."""
+    """A tensor on the host: fills buffers with it, and finds it in copies of these buffers."""
 
     def __init__(self, value: CompressedTensor, device: torch.device) -> None:
         """Reads nothing yet. `device`: where copies will be. Raises `ValueError` for a tensor that

@@ -1,14 +1,14 @@
 """Containers in repositories of the Hugging Face Hub.
 
-A local folder whose config names a dtype needs only `folder_of`. For others, one function of
-transformers resolves the files of a checkpoint. It knows the files of safetensors and PyTorch, and
-it alone receives the arguments of `from_pretrained`: revision, token, cache, subfolder. No
-extension point receives them, and a config may name no other file. So df11 wraps that function. If
-asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the containers, passes
-their folder to the quantizer, and returns it. For containers whose config names another
-quantization it returns tensors for that one's loader (`_foreign`), if they lie in a local folder,
-in a linked one, or in a repository without other weights. For all other files it does the same as
-before.
+A local folder whose config names a dtype needs only `folder_of`. For all others, one function of
+transformers resolves the files of a checkpoint. It knows only the files of safetensors and PyTorch,
+and only it receives the arguments of `from_pretrained`: revision, token, cache, subfolder. No
+extension point receives these, and a config cannot name another file. So df11 wraps that function.
+If asked for `WEIGHTS`, which the quantizer names, the wrapped function fetches the containers,
+passes their folder to the quantizer, and returns it. If the containers' config names another
+quantization, it returns tensors for that quantization's loader (`_foreign`), provided that the
+containers are in a local folder, in a linked one, or in a repository without other weights. For all
+other files it does the same as before.
 """
 
 from __future__ import annotations

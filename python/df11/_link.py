@@ -1,7 +1,7 @@
 """Local folders that stand for folders in stores: side files are here, and containers stay there.
 
-Loaders of other libraries want a config, a tokenizer and their like as files. A linked folder has
-them, lasts as long as the process, and is known by its path.
+Loaders of other libraries expect files such as config and tokenizer. A linked folder has them,
+lasts as long as the process, and is recognised by its path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _lock = threading.Lock()
 
 
 def is_far(path: str | os.PathLike[str]) -> bool:
-    """Whether it is a name beyond a network, such as `s3://bucket/model`, and no path."""
+    """Whether it is a remote name, such as `s3://bucket/model`, and not a path."""
     return _FAR.match(os.fspath(path)) is not None
 
 
@@ -42,7 +42,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def shown(name: str) -> str:
-    """A name beyond a network without what only its owner may see: user, password and query."""
+    """A remote name without what only its owner may see: user, password and query."""
     if not re.match("https?:", name, re.IGNORECASE):
         return name
     return re.sub("//.*@", "//", re.split("[?#]", name)[0], flags=re.DOTALL)
@@ -52,9 +52,9 @@ def link(name: str) -> Path:
     """A local folder that stands for a folder of containers in a store, such as
     "s3://bucket/model-df11". `from_pretrained` of transformers and diffusers takes it.
 
-    The folder has the side files that the containers record, such as config and tokenizer, and is
-    removed when the process ends. Weights are fetched when they are loaded. The same name gives the
-    same folder, and so the same side files, until then.
+    The folder has the side files that the containers record, such as config and tokenizer. Weights
+    are fetched when they are loaded. Until the process ends, which removes the folder, the same
+    name gives the same folder and side files.
 
     Raises `ParameterError` for any other name, and the errors of `df11.open`.
     """
@@ -76,7 +76,7 @@ def link(name: str) -> Path:
 
 
 def remember(folder: Path, name: str) -> None:
-    """Notes a linked folder, which another process may have made."""
+    """Records a linked folder, which another process may have made."""
     _folders[name], _names[folder] = folder, name
 
 
@@ -85,8 +85,9 @@ def is_linked(folder: Path) -> bool:
 
 
 def open_folder(folder: Path) -> Any:
-    """Opens the containers of a folder, which may be linked or lie in one that is. Raises the
-    errors of `df11.open`, and `ParameterError` if some are missing, or are another model's.
+    """Opens the containers of a folder, which may be linked, or inside a linked one. Raises the
+    errors of `df11.open`, and `ParameterError` if containers are missing or belong to another
+    model.
     """
     root = next((each for each in (folder, *folder.parents) if each in _names), None)
     if root is None:

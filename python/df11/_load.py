@@ -52,15 +52,14 @@ def attach(
     its own weights.
 
     `path`: a container, a folder of them, or the name of a repository of the Hub ("org/name"),
-    whose containers are fetched into the cache; `subfolder` and `revision` are of that repository.
-    A name such as "s3://bucket/model" is one that `df11.open` takes: its containers are fetched
-    into memory.
-    `device`: a GPU, the CPU, a list of GPUs, "auto" for all GPUs, or a dict of modules like the
-    `device_map` of transformers. Default: the current GPU, or the CPU if there is none.
-    `mode`, `residence`, `memory`, `streamed`: as in `df11.Config`.
-    `base`: the model that this one was compressed against, if it is not where it was then; tensors
-    that are differences from it are decoded.
-    `prefix`: added to names in the container; found automatically unless given.
+    whose containers are fetched into the cache; `subfolder` and `revision` apply to that
+    repository. It may also be the name of a store that `df11.open` takes, such as
+    "s3://bucket/model"; its containers are fetched into memory. `device`: a GPU, the CPU, a list of
+    GPUs, "auto" for all GPUs, or a dict of modules like the `device_map` of transformers. Default:
+    the current GPU, or the CPU if there is none. `mode`, `residence`, `memory`, `streamed`: as in
+    `df11.Config`. `base`: the model against which this one was compressed, if it has moved since;
+    tensors stored as differences are decoded. `prefix`: added to names in the container; found
+    automatically unless given.
 
     Raises MissingError if the container lacks a parameter, ValueError if a shape differs or an
     option is unknown, TypeError if a dtype is unknown.
@@ -166,7 +165,7 @@ def load(
 
 
 def _known(root: nn.Module, items: list[Item], container: Any, on_gpu: bool) -> list[Item]:
-    """Adds to each item its spots in the module and the reason if it is ordinary."""
+    """Adds to each item its spots in the module and, if it is ordinary, the reason."""
     entries_by_name = {spot.name: entry for entry in entries(root) for spot in entry.spots}
     by_parameter: dict[int, Item] = {}
     for item in items:

@@ -1,11 +1,11 @@
-"""Compressed matrices in tensors: what describes them, and the native objects for their addresses.
+"""Compressed matrices in tensors: their description, and the native objects for their addresses.
 
 A *matrix* has R rows and C columns of weights, compressed in some arrays (one-dimensional uint8
-tensors). Its *kind* is 0, BF16 as stored, with codebook, records, bits, plane and decode table
-(empty on the CPU); 1, BF16 in the fast layout, with strips and entries; or more, another float as
-stored, with arrays like those of 0. A *part* is a window of a matrix, in eight numbers: kind, R, C,
-staged bytes, first row, end of rows, first column, end of columns. A flat list holds the parts one
-after another, and another list the arrays of their matrices.
+tensors). Its *kind* is 0 for BF16 as stored, with codebook, records, bits, plane and decode table
+(empty on the CPU); 1 for BF16 in the fast layout, with strips and entries; and larger for another
+float as stored, with arrays like those of kind 0. A *part* is a window of a matrix, in eight
+numbers: kind, R, C, staged bytes, first row, end of rows, first column, end of columns. A flat list
+holds the parts one after another, and another list the arrays of their matrices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Merges adapters into compressed models.
 
-PEFT merges into the BF16 model. The model's class may not know all tensors of the checkpoint
-(layers that predict several tokens), and loads the others in one dtype. So only tensors that the
-adapter changed go from PEFT's result into the files of the original.
+PEFT merges into the BF16 model. The model's class may not know all tensors of the checkpoint (such
+as layers that predict several tokens), and loads the others in one dtype. So only the tensors that
+the adapter changed are copied from PEFT's result into the original files.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def merge_adapter(
 
     `source` is a compressed folder, `adapter` a folder that PEFT's `save_pretrained` wrote, and
     `out` the new compressed folder. Changed weights equal the result of `merge_and_unload()` on the
-    BF16 model. All other weights, also ones that the model's class does not know or that lie beside
-    the containers, and the side files stay the same. Takes the host memory of the BF16 model, and
-    twice that on the disk of `out`. `overwrite` and `progress` are as in `df11.compress`.
+    BF16 model. Side files and all other weights stay the same, also weights that the model's class
+    does not know or that are beside the containers. Takes host memory for the BF16 model, and twice
+    that on the disk of `out`. `overwrite` and `progress` are as in `df11.compress`.
 
-    Raises `ParameterError` if `adapter` is no adapter, `source` is no local folder, or `out` exists
-    and `overwrite` is not given; `ValueError` if the adapter changes weights whose stored dtype is
-    not the one that it computes, or if its file lacks weights that its config describes, or has
-    others: PEFT would merge the ones that fit.
+    Raises `ParameterError` if `adapter` is not an adapter, `source` is not a local folder, or `out`
+    exists and `overwrite` is not given; `ValueError` if the adapter changes weights whose stored
+    dtype is not the one that it computes, or if its file lacks weights that its config describes or
+    has additional ones (PEFT would silently merge those that fit).
     """
     import peft
     import transformers
@@ -169,8 +169,8 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _rewrite(file: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    """Replaces the tensors of a safetensors file. Those of the old one are mapped, and Windows
-    replaces no mapped file, so they are gone before the new one takes its name.
+    """Replaces the tensors of a safetensors file. The old tensors are mapped, and Windows does not
+    replace a mapped file, so they are dropped before the new file takes its name.
     """
     written = file.with_name(f"{file.name}.new")
     _write_changed(file, written, change)

@@ -1,8 +1,8 @@
 """Parameters and buffers of modules: names, places, and shards of several processes.
 
-For tensor parallelism transformers turns each parameter of its plan into a DTensor before it loads
+For tensor parallelism, transformers turns each parameter of its plan into a DTensor before it loads
 weights. Its loader cuts each process's share out of the checkpoint's tensors; shares of compressed
-tensors are windows. Its own hooks on modules compute with the shards, and give the same bits as
+tensors are windows. The hooks of transformers compute with the shards, and give the same bits as
 with BF16 shards.
 """
 
@@ -101,10 +101,10 @@ def entries(root: nn.Module) -> list[Entry]:
 
 
 def prepare(model: nn.Module) -> None:
-    """Refuses unsupported plans, and shards the input embedding like other weights. Plans of some
-    releases leave it whole on each process. Sharded by rows, a look-up gives the same values,
-    because all processes except one add zeros. Raises `ValueError` for another kind of
-    distribution.
+    """Refuses unsupported plans, and shards the input embedding like other weights, although plans
+    of some releases leave it whole on each process. A look-up in an embedding sharded by rows gives
+    the same values, because all processes except one add zeros. Raises `ValueError` for another
+    kind of distribution.
     """
     config = getattr(model.config, "distributed_config", None)
     if config is None:
@@ -153,7 +153,7 @@ def like(value: Tensor, other: Any) -> Tensor:
 
 
 def gathered(value: Tensor) -> Tensor:
-    """A whole parameter. A DTensor is decoded, for which all processes must call at once."""
+    """A whole parameter. To decode a DTensor, all processes must call this at the same time."""
     return value.full_tensor() if is_sharded(value) else value  # type: ignore[attr-defined]
 
 

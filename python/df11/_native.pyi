@@ -1,9 +1,9 @@
-"""The native module: Rust opens, decodes and writes.
+"""The native module: opens, decodes and writes containers, in Rust.
 
-Everything here is thread-safe, and releases the interpreter's lock (GIL) during work. Sizes are
-bytes. Work runs on a pool of one thread per core, or as many as the variable `RAYON_NUM_THREADS`
-says. Functions with the argument `progress` may take long: Ctrl-C ends them with
-`KeyboardInterrupt` and leaves nothing half-written.
+Everything here is thread-safe, and releases the interpreter's lock (GIL) during work. Sizes are in
+bytes. Work runs on a pool with one thread per core, or with as many threads as the environment
+variable `RAYON_NUM_THREADS` says. Functions with the argument `progress` may take long: Ctrl-C ends
+them with `KeyboardInterrupt` and leaves nothing half-written.
 
 `progress` is `None` (a bar if standard error is a terminal, or in a notebook; with tqdm if that is
 installed), `True` (always a bar), `False` (no bar), or a callable that receives `(stage, done,
@@ -11,9 +11,9 @@ total)`: the stage `analyse`, `encode`, `decode`, `verify` or `load`, and bytes 
 is called about twenty times a second and at the end, on the caller's thread. An exception from it
 ends the work.
 
-Exceptions belong to `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`, `LimitError`,
-`NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may raise the first
-four for a file; the text below names only special cases.
+Exceptions are subclasses of `df11.Error`: `IoError`, `UnsupportedError`, `CorruptError`,
+`LimitError`, `NoBaseError`, `ParameterError` and `GpuError`. Any function that takes a path may
+raise the first four for a file; the text below names only special cases.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _Level: TypeAlias = Literal["structure", "checksums", "full"]
 _Device: TypeAlias = Literal["auto", "cpu", "gpu"] | int | None
 # Anything with the buffer protocol. NumPy declares it to type checkers from Python 3.12 on.
 _Buffer: TypeAlias = Any
-# Names, or for each name an index of a GPU and whether the block is streamed.
+# Names of blocks, or for each name the index of a GPU and whether the block is streamed.
 _Blocks: TypeAlias = Mapping[str, tuple[int, bool]] | Sequence[str] | None
 _Piece: TypeAlias = (
     tuple[str, int] | tuple[str, int, int, int] | tuple[str, int, Sequence[tuple[int, int]]]
@@ -39,7 +39,7 @@ _Index: TypeAlias = int | slice
 
 __version__: str
 KINDS: Final[tuple[str, ...]]
-"""The dtype of the weights of each kind of matrices (see `Tiles`), by number."""
+"""The dtype of weights for each kind of matrix (see `Tiles`), by the kind's number."""
 
 __all__ = ["KINDS", "Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model"]
 __all__ += ["Packer"]
@@ -66,28 +66,28 @@ def open(  # type: ignore[overload-overlap]  # "cpu" is a str: the first one tha
     Reads and validates headers and directories. The cost grows with the number of tensors (about
     0.1 µs each) and not with their size. Containers are mapped into memory and **must not be
     truncated or changed in place while the model lives**, which would end the process. Replacing
-    one by renaming is safe. With `memory_map=False` they are read on demand: this is slower for
-    small parts, and a file that shrinks is an `IoError`. `DF11_MEMORY_MAP=0` in the environment
-    says so of all files for which this is not given; loaders then read them into memory.
+    one by renaming is safe. With `memory_map=False` containers are read on demand: this is slower
+    for small parts, and a file that shrinks is an `IoError`. The environment variable
+    `DF11_MEMORY_MAP=0` sets this default for all files; loaders then read them into memory.
     `checksums=False` skips the check of each 1 MiB chunk when it is first read.
 
-    `path` may also name a container or folder beyond a network: `s3://`, `gs://`, `az://`,
-    `https://` or `hf://org/name@revision`. Opening fetches headers and directories, and reading
-    fetches the chunks that are wanted. `in_memory=True` fetches whole containers into memory, and
-    returns before they are there: what reads a tensor waits for its bytes. `IoError` names the
-    object and the remedy. `cache` is a local folder that keeps what is fetched, up to about
-    `cache_bytes` bytes, for later runs and other processes (default: the environment variable
-    `DF11_CACHE`, or none).
+    `path` may also name a remote container or folder: `s3://`, `gs://`, `az://`, `https://` or
+    `hf://org/name@revision`. Opening fetches headers and directories, and reading fetches the
+    chunks that are wanted. `in_memory=True` fetches whole containers into memory, and returns
+    before they have arrived: reading a tensor waits for its bytes. `IoError` names the object and
+    the remedy. `cache` is a local folder that keeps fetched chunks, up to about `cache_bytes`
+    bytes, for later runs and other processes (default: the environment variable `DF11_CACHE`, or
+    none).
 
     `base` is the model against which this one was compressed: a path, or its name in the cache of
-    the Hub. Without it the base is looked for where it was then. Tensors that need it raise
-    `NoBaseError` if it is not there; so does `open` for a `base` with other weights.
+    the Hub. Without it, df11 looks for the base where it was then. If the base is missing, tensors
+    that need it raise `NoBaseError`; so does `open` if `base` has other weights.
 
-    With `device`, the number or PyTorch's name of a GPU, the model is also loaded there, as
-    `Model.load` does, and the result is a `DeviceModel`.
+    With `device`, a GPU's number or its name in PyTorch, the model is also loaded onto the GPU, as
+    by `Model.load`, and the result is a `DeviceModel`.
 
     Raises `ParameterError` if a folder holds no container, or shards of different models, and for
-    another device.
+    any other device.
     """
 
 @overload
@@ -103,8 +103,9 @@ def open(
     cache_bytes: int = 64 << 30,
 ) -> DeviceModel: ...
 def fetch_side_files(name: str, folder: _Path, others: Sequence[str]) -> None:
-    """Fetch the files beside the containers of a folder in a store into a local folder: those that
-    the containers record, and `others` if they are there. Of a pipeline, those of all components.
+    """Fetch the files beside the containers of a folder in a store into a local folder: files that
+    the containers record, and `others` if they exist. For a pipeline, fetch the files of all
+    components.
 
     Raises `ParameterError` for a single container.
     """
@@ -123,15 +124,15 @@ def compress(
 
     An `out` whose name ends in `.df11` becomes one self-contained file. Any other becomes a folder
     with a container for each weights file, and the side files beside them. The output gets its name
-    when it is complete and, unless `verify=False`, decoded and compared. `layout` is how BF16
-    tensors are stored: `tile` (the default), `gap` (as in the paper) or `raw`.
+    only when it is complete and, unless `verify=False`, has been decoded and compared. `layout`
+    says how BF16 tensors are stored: `tile` (the default), `gap` (as in the paper) or `raw`.
     `base`, a path or a name in the cache of the Hub, is the model that was fine-tuned: BF16 tensors
-    that are smaller so become their differences from it, and need it for decoding.
+    are stored as differences from it if that is smaller, and then need it for decoding.
 
     `source` may also be a name such as `s3://bucket/model` or `hf://org/name`: its files are
-    fetched into the temporary folder first. `out` may be the name of one at `s3://`, `gs://` or
-    `az://`: the output is uploaded when it is complete and verified, whole or not at all. Nothing
-    in a store is replaced, also with `overwrite`.
+    fetched into the temporary folder first. `out` may be a name that begins with `s3://`, `gs://`
+    or `az://`: the output is uploaded, all or nothing, when it is complete and verified. Nothing in
+    a store is replaced, even with `overwrite`.
 
     Compresses some 1 GB/s per thread, with some MiB of memory per thread for any model. Raises
     `ParameterError` if `out` exists and `overwrite` is not given, or if it holds the source.
@@ -148,9 +149,9 @@ def convert(
     progress: _Progress = None,
 ) -> Report:
     """Store a compressed model in another layout, or as one file or a folder, without writing its
-    original files. The result equals the result of `compress` on the original files, and needs no
-    base; `base` is that of the source, as in `open`. Cost and
-    exceptions are those of `compress`, and `CorruptError` if the source is damaged.
+    original files. The result equals that of `compress` on the original files, and needs no base;
+    `base` is the base of the source, as in `open`. Cost and exceptions are those of `compress`; a
+    damaged source raises `CorruptError`.
     """
 
 def decompress(
@@ -161,7 +162,7 @@ def decompress(
     base: _Path | None = None,
     progress: _Progress = None,
 ) -> int:
-    """Restore the original files, byte for byte. Returns the number of bytes. `base` is that of
+    """Restore the original files, byte for byte. Returns the number of bytes. `base` is as in
     `open`.
 
     An `out` whose name ends in `.safetensors` is one file, if the model was one file; any other is
@@ -194,26 +195,26 @@ def verify(
     """Check a container, or all shards of a folder.
 
     `structure` takes milliseconds; `checksums` reads all stored bytes; `full` decodes everything,
-    and compares all hashes. `device` decodes: `cpu`, `gpu` (the first usable one), the number of a
-    GPU, or `auto` (the default): a GPU if it is faster. `base` is that of `open`; without it,
-    tensors that need it are told in `unchecked`.
+    and compares all hashes. `device` is where to decode: `cpu`, `gpu` (the first usable one), the
+    number of a GPU, or `auto` (the default): a GPU if that is faster. `base` is as in `open`;
+    without it, the result lists the tensors that need it in `unchecked`.
 
     Raises `CorruptError` at the first problem; `GpuError` if the requested GPU does not exist.
     """
 
 def install(stage: _Path, folder: _Path, names: set[str], identity: str) -> None:
     """Gives all files in `stage/files/NAME` their names in a folder. They replace files of these
-    names and the containers of an earlier output. `stage` is a temporary folder in the folder,
-    `names` are containers that are there already, and `identity` is the model's. If one file cannot
-    get its name, nothing changes. The next run finishes a killed one. Raises `ParameterError` if a
-    container belongs to no earlier output.
+    names, and the containers of an earlier output. `stage` is a temporary folder inside the folder,
+    `names` are the containers that are already there, and `identity` is the model's. If one file
+    cannot get its name, nothing changes. If a run is killed, the next one finishes its work. Raises
+    `ParameterError` if a container belongs to no earlier output.
     """
 
 def tensor_hashes(file: _Path) -> dict[str, str]:
     """The BLAKE3 hashes of the tensors of a safetensors file, in hexadecimal."""
 
 def devices() -> list[dict[str, Any]]:
-    """List the GPUs that the driver shows, without starting anything on them. Each has `ordinal`,
+    """List the GPUs that the driver reports, without starting anything on them. Each has `ordinal`,
     `name`, `total_memory` in bytes, and two pairs of major and minor: `compute_capability` (8.0 or
     newer can decode) and `driver`, the version of CUDA that the driver supports.
     """
@@ -228,18 +229,18 @@ def plan(
     """Plan the place of each block, without a GPU.
 
     `memory` is the memory of each GPU for the model, in bytes, with room for two outputs of its
-    largest block. Blocks that do not fit are streamed from the host. Without `memory` all blocks
-    lie on one GPU, or with `streamed` are streamed to it. `blocks` names the blocks to load, if not
-    all; or it is a dict with the place of each, like `Plan.placements`, instead of `memory` and
-    `streamed`.
+    largest block. Blocks that do not fit are streamed from the host. Without `memory`, all blocks
+    are on one GPU, or with `streamed` are streamed to it. `blocks` names the blocks to load, if not
+    all; or, instead of `memory` and `streamed`, it is a dict with the place of each block, like
+    `Plan.placements`.
 
-    Raises `ParameterError` if a GPU is too small even for streaming, with the bytes that it would
-    need, or if a block does not exist.
+    Raises `ParameterError` if a GPU is too small even for streaming (the error says how many bytes
+    it would need), or if a block does not exist.
     """
 
 def printable(text: str) -> str:
-    """Text in which every character shows: escapes control characters, invisible ones, and those
-    that reorder text. Messages of the module's exceptions are escaped.
+    """Text in which every character is visible: escapes control characters, invisible ones, and
+    those that reorder text. Messages of the module's exceptions are already escaped.
     """
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -266,12 +267,12 @@ class Model(Mapping[str, Tensor]):
     mappings: Final[list[tuple[int, int]]]
     """Address and bytes of each container's mapping: read-only, unchecked."""
     is_coming: Final[bool]
-    """Whether bytes of the mappings still come over a network. Those of an array are there when
-    `check_tiles` has returned.
+    """Whether bytes of the mappings are still arriving over a network. The bytes of an array have
+    arrived when `check_tiles` returns.
     """
     def check_tiles(self, names: Sequence[str]) -> None:
-        """Check the tensors among these that have `Tensor.tiles`: each byte once in the life of the
-        model. Raises `KeyError`, `CorruptError`.
+        """Check those of these tensors that have `Tensor.tiles`. Each byte is checked only once in
+        the life of the model. Raises `KeyError`, `CorruptError`.
         """
     shards: Final[list[dict[str, Any]]]
     """The open containers: `path`, `index`, `count` and `bytes` of each."""
@@ -285,23 +286,23 @@ class Model(Mapping[str, Tensor]):
     blocks: Final[list[Block]]
     """The blocks, in the order in which the model runs them."""
     tensors: Final[Mapping[str, Tensor]]
-    """All tensors by name, shard by shard; made at the first use and kept."""
+    """All tensors by name, shard by shard; made on first use and kept."""
     def block(self, name: str) -> Block:
-        """The block with this name. Constant time. Raises `KeyError` where there is none."""
+        """The block with this name, in constant time. Raises `KeyError` if there is none."""
     def copy(
         self, out: _Path, beside: _Path | None = None, *, containers: bool = True
     ) -> list[str]:
         """Write the open containers (unless `containers` is False) and the side files in `beside`
-        (default: in the containers' folder; from beyond a network they are fetched) to a new folder
-        `out`. Returns the paths of changed side files. Raises `ParameterError` if one is a link
-        that leads out of `beside`, or if an open container was overwritten in place.
+        (default: the containers' folder; remote files are fetched) to a new folder `out`. Returns
+        the paths of changed side files. Raises `ParameterError` if one is a link that leads out of
+        `beside`, or if an open container was overwritten in place.
         """
     def read_ahead(self, names: Sequence[str]) -> ReadAhead:
         """Fetches tensors ahead of reads in this order, until the result is dropped. Does nothing
-        unless the containers lie beyond a network. Raises `KeyError`.
+        if the containers are local. Raises `KeyError`.
         """
     def verify_containers(self) -> None:
-        """Verify the open containers fully, and nothing beside them."""
+        """Verify the open containers fully, but no files beside them."""
     def verify(
         self, level: _Level = "full", *, device: _Device = None, progress: _Progress = None
     ) -> Verification:
@@ -317,12 +318,12 @@ class Model(Mapping[str, Tensor]):
         """Load the blocks onto GPUs, by their numbers, where they stay compressed.
 
         `memory`, `streamed` and `blocks` are as in `plan`. `memory` includes two outputs of the
-        largest block, which the caller allocates. Without `memory` one GPU gets all blocks, and
-        several share them within 90 % of their free memory. It is required if `blocks` are names
-        and there are several GPUs.
+        largest block, which the caller allocates. Without `memory`, one GPU gets all blocks, and
+        several GPUs share them within 90 % of their free memory. `memory` is required if `blocks`
+        are names and there are several GPUs.
 
-        Loads near the speed of the bus and checks all checksums. Raises `GpuError` with a remedy,
-        and `ParameterError` for GPUs and blocks that do not exist.
+        Loads nearly at the speed of the bus, and checks all checksums. Raises `GpuError` with a
+        remedy, and `ParameterError` for GPUs and blocks that do not exist.
         """
     def __getitem__(self, key: str, /) -> Tensor: ...
     def __iter__(self) -> Iterator[str]: ...
@@ -331,12 +332,12 @@ class Model(Mapping[str, Tensor]):
     def _repr_html_(self) -> str: ...
 
 class _Decoded:
-    """The common base of tensors and their parts. `torch.from_dlpack(tensor)` decodes into new
-    memory of the CPU and copies nothing.
+    """The common base class of tensors and their parts. `torch.from_dlpack(tensor)` decodes into
+    new CPU memory, without a copy.
     """
 
     dtype: Final[str]
-    """Its name in safetensors, such as `BF16`; `unknown` for a newer version's."""
+    """Its name in safetensors, such as `BF16`; `unknown` for a dtype of a newer version."""
     nbytes: Final[int]
     """Decoded bytes. Raises `UnsupportedError` for an unknown dtype."""
     def decode_into(self, buffer: _Buffer) -> None:
@@ -345,7 +346,7 @@ class _Decoded:
 
         Nothing else may use the buffer meanwhile. For a PyTorch tensor on the CPU pass
         `tensor.view(torch.uint8).numpy()`. Raises `ParameterError` for a read-only buffer or
-        another size, `TypeError` for anything but a buffer, `CorruptError` if the container is
+        another size, `TypeError` for anything except a buffer, `CorruptError` if the container is
         damaged (the buffer then holds anything), `UnsupportedError` for an encoding of a newer
         version.
         """
@@ -360,8 +361,9 @@ class _Decoded:
         need ml_dtypes, and `ValueError` for `copy=False`.
         """
     def torch(self) -> Any:
-        """A new PyTorch tensor on the CPU, in its own memory. F4 has `float4_e2m1fn_x2`,
-        two elements in one. Raises `ParameterError` for F6, and for F4 with an odd last dimension.
+        """A new PyTorch tensor on the CPU, in its own memory. F4 has the dtype `float4_e2m1fn_x2`,
+        with two elements in one. Raises `ParameterError` for F6, and for F4 with an odd last
+        dimension.
         """
     def __dlpack__(
         self,
@@ -371,13 +373,13 @@ class _Decoded:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """Raises `ParameterError` for another device than the CPU, and for F4 and F6."""
+        """Raises `ParameterError` for devices other than the CPU, and for F4 and F6."""
     def __dlpack_device__(self) -> tuple[int, int]:
         """The CPU."""
 
 @final
 class Tensor(_Decoded):
-    """A tensor of an open model. Decoded anew by each call, on all cores (1 to 3 GB/s each)."""
+    """A tensor of an open model. Each call decodes it again, on all cores (1 to 3 GB/s each)."""
 
     name: Final[str]
     block: Final[str]
@@ -391,8 +393,8 @@ class Tensor(_Decoded):
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
-    """Its encoding: `gap`, `tile`, `float`, `raw`, or `unknown` for a newer version's. An alias has
-    that of its target.
+    """Its encoding: `gap`, `tile`, `float`, `raw`, or `unknown` for an encoding of a newer version.
+    An alias has that of its target.
     """
     target: Final[str]
     """The name of the tensor that holds its bytes: its own, except for an alias."""
@@ -401,15 +403,15 @@ class Tensor(_Decoded):
     def decode_rows_into(self, start: int, stop: int, buffer: _Buffer) -> None:
         """The same as `rows(start, stop).decode_into(buffer)`."""
     def rows(self, start: int, stop: int) -> Slice:
-        """The part whose index in the first dimension lies in `start..stop`. Raises
-        `ParameterError` for rows that do not exist, or that do not fill whole bytes.
+        """The part whose index in the first dimension is in `start..stop`. Raises `ParameterError`
+        for rows that do not exist, or that do not fill whole bytes.
         """
     def __getitem__(self, key: _Index | tuple[_Index, ...], /) -> Slice:
-        """A part, by numbers and slices as in NumPy, with steps of 1. Decodes nothing yet. A matrix
-        in tiles decodes only the tiles of 32 rows and 256 columns that hold some of the part:
-        `tensor[:, 1024:2048]` is the share of one of several GPUs. Other coded tensors decode whole
-        rows. Raises `IndexError`, and `ParameterError` if the part does not begin and end between
-        bytes.
+        """A part, selected by numbers and slices as in NumPy, with steps of 1. Decodes nothing yet.
+        Of a matrix in tiles, only the tiles of 32 rows and 256 columns that hold some of the part
+        are decoded later: `tensor[:, 1024:2048]` is the share of one of several GPUs. Of other
+        coded tensors, whole rows are decoded. Raises `IndexError`, and `ParameterError` if the part
+        does not begin and end between bytes.
         """
 
 @final
@@ -418,9 +420,10 @@ class Slice(_Decoded):
 
     tensor: Final[Tensor]
     ranges: Final[tuple[tuple[int, int], ...]]
-    """For each of the first dimensions the first index, and the one after the last."""
+    """For each of the first dimensions, the first index and the index after the last."""
     shape: Final[tuple[int, ...]]
-    """The numbers of indices, without dimensions that were indexed with a number."""
+    """The number of indices in each dimension, without dimensions that were indexed with a
+    number."""
 
 @final
 class ReadAhead:
@@ -445,40 +448,42 @@ class Block:
 
 @final
 class DeviceModel:
-    """A model whose blocks are compressed on GPUs, or pinned on the host. From `Model.load`. Memory
-    is freed with the last of the model, its blocks and programs, which waits for the GPUs.
+    """A model whose blocks are compressed on GPUs, or pinned on the host. From `Model.load`. Its
+    memory is freed, after a wait for the GPUs, when the model, its blocks and its programs are all
+    gone.
     """
 
     devices: Final[list[int]]
     """The numbers of its GPUs, in the order given."""
     device_bytes: Final[int]
-    """Memory that it holds on all GPUs together, without the caller's outputs."""
+    """Memory that the model holds on all GPUs together, without the caller's outputs."""
     host_bytes: Final[int]
-    """Bytes of streamed blocks: page cache that is pinned, or copies."""
+    """Bytes of streamed blocks: pinned page cache, or copies."""
     copied_bytes: Final[int]
-    """Bytes of that which are copies, because the containers' mappings could not be pinned."""
+    """The part of `host_bytes` that is copies, because the containers' mappings could not be
+    pinned."""
     largest_block_bytes: Final[int]
     """The size of a buffer into which any block can be decoded."""
     blocks: Final[list[DeviceBlock]]
     """The blocks that are loaded, in the order in which the model runs them."""
     def block(self, name: str) -> DeviceBlock:
-        """The block with this name. Raises `KeyError` where there is none, or it was not loaded."""
+        """The block with this name. Raises `KeyError` if there is none, or if it was not loaded."""
     placements: Final[dict[str, Placement]]
-    """For each block that is loaded, by name, the number of its GPU, and whether it is streamed."""
+    """For each loaded block, by name: the number of its GPU, and whether it is streamed."""
     def program(self, pieces: Sequence[_Piece]) -> Program:
-        """Prepare to decode tensors that lie on one GPU, of any blocks, to chosen places of one
+        """Prepare to decode tensors of any blocks that are on one GPU to chosen places in one
         output.
 
         Each piece is `(tensor name, byte offset in the output)`, `(tensor name, byte offset, first
         row, row after the last)` or `(tensor name, byte offset, ranges)` with the ranges of a
         `Slice`. Offsets are multiples of 16, or any number for `raw` tensors. Allocates 128 bytes
         of device memory per piece (384 if streamed) and waits for their upload, so it cannot be
-        captured. If all tensors lie in one streamed block and at least half of its rows are wanted,
-        the block comes through a slot. Other streamed tensors are read in place, over the bus.
+        captured. If all tensors are in one streamed block and at least half of its rows are wanted,
+        the block is copied through a slot. Other streamed tensors are read in place, over the bus.
         Raises `ParameterError`, `GpuError`.
         """
     def check(self, stream: int = 0, device: int | None = None) -> None:
-        """Raise `CorruptError` if any decoding so far met a malformed stream. Waits for `stream`.
+        """Raise `CorruptError` if any decoding so far found a malformed stream. Waits for `stream`.
         For a model on several GPUs, a stream other than 0 needs its `device`; 0 without a device
         checks the default streams of all GPUs.
         """
@@ -499,12 +504,12 @@ class DeviceBlock:
 
         `pointer` is the device address of at least `nbytes` bytes, a multiple of 16 (256 is best):
         `tensor.data_ptr()`. `stream` is a stream of that device as CUDA's handle:
-        `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream. Neither
-        allocates nor waits, and does not change the thread's current device. CUDA graphs capture it
-        (a streamed block is then read in place, over the bus).
+        `torch.cuda.current_stream(device).cuda_stream`, or 0 for the legacy default stream. The
+        call neither allocates nor waits, and does not change the thread's current device. CUDA
+        graphs can capture it (a streamed block is then read in place, over the bus).
 
-        **Nobody checks pointer and stream.** The memory must exist, and nobody else may use it,
-        until the stream has done the work. For a captured graph this holds at each replay, and the
+        **Pointer and stream are not checked.** Until the stream has done the work, the memory must
+        exist, and nothing else may use it. For a captured graph this holds at each replay, and the
         model must live as well. `DeviceModel.check` reports a malformed stream.
 
         Raises `ParameterError` for a misaligned pointer, `GpuError` if the driver refuses.
@@ -539,12 +544,12 @@ class Program:
 # staged bytes (0 for kind 1), first row, row after the last one, first column, column after the
 # last one. Kernels multiply by kinds 0 and 1, and gather rows from them; the CPU gathers from any.
 #
-# **Nobody checks addresses and streams.** Arrays must have the named lengths, begin on multiples of
-# 16, and live until the stream has done the work that uses them. The same holds for x, outputs and
-# workspace, which nobody else may use meanwhile. `stream` is CUDA's handle of a stream of that
-# device, 0 for the legacy default one. On a GPU nothing allocates or waits unless its text says so,
-# and CUDA graphs can capture it. Arrays may lie in pinned host memory, which kernels then read over
-# the bus. Arrays may contain anything: `check` reports damage.
+# **Addresses and streams are not checked.** Arrays must have the named lengths, begin on multiples
+# of 16, and live until the stream has done the work that uses them. The same holds for x, outputs
+# and workspace, which nothing else may use meanwhile. `stream` is CUDA's handle of a stream of that
+# device, or 0 for the legacy default stream. On a GPU, no call allocates or waits unless its text
+# says so, and CUDA graphs can capture all calls that do neither. Arrays may be in pinned host
+# memory, which kernels then read over the bus. Arrays may contain anything: `check` reports damage.
 
 @final
 class Tiles:
@@ -555,7 +560,7 @@ class Tiles:
     columns: Final[int]
     """The last dimension, or the product of some last dimensions."""
     staged_bytes: Final[int]
-    """The most bytes of its bitstream that a tile takes."""
+    """The most bytes of the bitstream that one tile takes."""
     kind: Final[int]
     """Its kind, a number in the table above."""
     lengths: Final[tuple[int, int, int, int]]
@@ -576,7 +581,7 @@ class Tiles:
 
 @final
 class Matrix:
-    """A part in memory of the caller. Owns nothing. Takes some microseconds to make."""
+    """A part in the caller's memory. Owns nothing. Making one takes some microseconds."""
 
     def __new__(
         cls,
@@ -596,8 +601,8 @@ class Matrix:
         """
     def gather(self, indices: int, count: int, wide: bool, output: int, stream: int = 0) -> None:
         """Decode rows by their indices (64 bits if `wide`, otherwise 32), dense. Only for parts
-        that begin and end between tiles. An index of no row is an `IndexError` on the CPU; on a GPU
-        it gives zeros, and `check` reports it.
+        that begin and end between tiles. An index of a row that does not exist is an `IndexError`
+        on the CPU; on a GPU it gives zeros, and `check` reports it.
         """
 
 def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) -> None:
@@ -607,11 +612,11 @@ def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) 
 
 @final
 class Linear:
-    """`y = x Wᵀ (+ bias)` of parts of one GPU that share x, and begin and end between tiles."""
+    """`y = x Wᵀ (+ bias)` for parts on one GPU that share x, and begin and end between tiles."""
 
     def __new__(cls, matrices: Sequence[Matrix]) -> Linear:
-        """Raises `ParameterError` for other floats than BF16, or if they differ in columns or GPU;
-        `GpuError`.
+        """Raises `ParameterError` for floats other than BF16, or if the matrices differ in columns
+        or GPU; `GpuError`.
         """
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of a workspace for up to this many rows of x."""
@@ -619,7 +624,8 @@ class Linear:
         """Whether products of this many rows of x add in the order of these splits, one for each
         part: split i of s has the columns from i * U to before (i + 1) * U, where U is
         ceil(ceil(columns / 64) / s) * 64, and is one chain of products of 16 columns from 0; splits
-        are added in order, then the bias, and the sum is rounded once. 0 is always true.
+        are added in order, then the bias, and the sum is rounded once. For 0 splits the result is
+        always true.
         """
     crossover_rows: Final[int]
     """From this many rows of x on, decoding before the product is faster."""
@@ -634,9 +640,9 @@ class Linear:
     ) -> None:
         """Multiply rows of x, `pitch` elements apart. For each part: address, pitch in elements,
         the address of a bias or 0, and the splits of its columns, which give the order of sums, or
-        0 for the fastest order. The workspace was filled with zeros once, and since then only such
-        calls have written to it, one after the other. Bits of y are the same in every run. Raises
-        `ParameterError`, also if `keeps_order` says no.
+        0 for the fastest order. The workspace must have been filled with zeros once; since then
+        only such calls, one after the other, may have written to it. Bits of y are the same in
+        every run. Raises `ParameterError`, also if `keeps_order` is false.
         """
 
 @final
@@ -692,18 +698,19 @@ class Grouped:
 
 @final
 class Packer:
-    """Packs BF16 weights on a GPU into the fast layout: `strips_bytes` at an address."""
+    """Packs BF16 weights on a GPU into the fast layout, as `strips_bytes` bytes at an address."""
 
     def __new__(cls, device: int, rows: int, columns: int, strips: int, stream: int) -> Packer:
-        """Allocates room for exceptions, one of 256 weights. Raises `ParameterError` for 2^32
+        """Allocates memory for exceptions, one per 256 weights. Raises `ParameterError` for 2^32
         weights or more, `GpuError`.
         """
     def pack(self, first_row: int, rows: int, weights: int, stream: int) -> None:
-        """Pack the next rows, dense at an address: to a multiple of 32, or to the last one."""
+        """Pack the next rows, which are dense at an address and end on a multiple of 32 or with the
+        last row."""
     def finish(self, stream: int) -> int | None:
-        """Wait. Returns the number of exceptions, or None if they are too many."""
+        """Wait for the GPU. Returns the number of exceptions, or None if there are too many."""
     def take(self, entries: int, stream: int) -> None:
-        """Copy them to an address, 4 bytes each."""
+        """Copy the exceptions to an address, 4 bytes each."""
 
 def strips_bytes(rows: int, columns: int) -> int:
     """Bytes of a matrix in the fast layout, except its exceptions."""
@@ -721,12 +728,12 @@ def upload(
     progress: _Progress = None,
 ) -> None:
     """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through
-    pinned memory, and check them. Done when it returns; Ctrl-C ends it.
+    pinned memory, and check them. Everything is copied when it returns; Ctrl-C ends it.
     """
 
 def build_tables(device: int, items: Sequence[tuple[int, int, int]], kind: int = 0) -> None:
     """Build decode tables of 16,384 bytes for matrices of a kind: address of the codebook, its
-    bytes, address of the table. Done when it returns.
+    bytes, address of the table. The tables are complete when it returns.
     """
 
 @final
@@ -737,10 +744,11 @@ class PinnedMemory:
 
 @final
 class TemporaryFolder:
-    """A new folder in `parent` that this user alone may enter, for a `with`, which removes it.
+    """A new folder in `parent` that only this user may enter. Use it in a `with` statement, which
+    removes it.
 
-    If the process is killed, the next one that makes a folder here, or writes an output, removes
-    it; until then `df11 doctor` lists it.
+    If the process is killed, the next process that makes a folder here, or writes an output,
+    removes it; until then `df11 doctor` lists it.
     """
 
     def __new__(cls, parent: _Path) -> TemporaryFolder: ...
@@ -756,13 +764,13 @@ def capture_id(stream: int) -> int:
     """
 
 def check(device: int, stream: int) -> None:
-    """Wait for a stream, and raise problems that kernels on this GPU met since the last such call:
-    `CorruptError` for weights that contradict themselves; `IndexError` if the only problems are
-    indices or offsets of rows that do not exist.
+    """Wait for a stream, and raise problems that kernels on this GPU have found since the last such
+    call: `CorruptError` for weights that contradict themselves; `IndexError` if the only problems
+    are indices or offsets of rows that do not exist.
     """
 
 def check_done(device: int | None = None) -> None:
-    """Like `check`, for kernels that are done by now: waits for nothing, and takes nanoseconds.
+    """Like `check`, for kernels that have already finished: does not wait, and takes nanoseconds.
     Checks all GPUs with matrices, unless one is named. All calls that decode, gather or multiply on
     a GPU raise the same before they begin.
     """

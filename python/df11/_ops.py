@@ -1,12 +1,12 @@
-"""Operators of compressed matrices, for PyTorch and for engines that call them themselves.
+"""Operators on compressed matrices, for PyTorch and for engines that call them directly.
 
-Their schemas are stable. `arrays` and `parts` describe matrices with the same
-columns, stacked row after row into one of R rows and C columns (see `_matrices`). Arrays lie on the
-device of the work, or in pinned memory of the host, from which a GPU reads them over the bus.
+Their schemas are stable. `arrays` and `parts` describe matrices with the same columns, stacked row
+after row into one of R rows and C columns (see `_matrices`). Arrays are on the device that works on
+them, or in pinned host memory, from which a GPU reads them over the bus.
 
-Kernels bound every access, whatever the arrays contain. The CPU raises errors of arrays and indices
-at once: `CorruptError`, `IndexError`. A GPU raises the same when the kernel is done: at the next
-operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
+Kernels bound every access, whatever the arrays contain. The CPU raises `CorruptError` and
+`IndexError` for invalid arrays and indices at once. For a GPU, the same errors are raised after the
+kernel: by the next operator, at the end of `generate`, or by `_watch.check_gpus`, which waits.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ MOST_BROUGHT_BYTES = 256 << 20
 def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     """Copies arrays in pinned memory to the GPU for kernels. The others stay in place.
 
-    A copy moves 52 GB/s over the bus; kernels that read host memory move 37. The copy runs in the
-    order of the stream, and its memory is free again after the kernels that read it. So nothing is
+    A copy moves 52 GB/s over the bus; kernels that read host memory move 37 GB/s. The copy runs in
+    the order of the stream, and its memory is freed after the kernels that read it. So nothing is
     shared, and a CUDA graph captures it like any other copy. Two things are not copied: codebooks,
-    because kernels read the table made from them, and a matrix of which these parts have less than
+    because kernels read the table made from them, and matrices of which these parts have less than
     half, such as one expert of many.
     """
     if arrays and arrays[0].is_cuda:
@@ -148,10 +148,10 @@ def _decode_fake(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor
 def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense matrix [R, C] on `device`, of their dtype.
 
-    Takes one launch on a GPU's current stream for each kind among up to eight parts, and neither
-    waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores.
-    Raises the errors of `_matrices.check`; `ParameterError` if lengths of arrays contradict their
-    part; `CorruptError`.
+    On a GPU this takes one launch on the current stream for each kind among up to eight parts, and
+    neither waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores. Raises the
+    errors of `_matrices.check`; `ParameterError` if lengths of arrays contradict their part;
+    `CorruptError`.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"weights are decoded on NVIDIA GPUs and on the CPU, and not on {device}")
@@ -224,7 +224,7 @@ library.impl("linear", _linear, "CompositeImplicitAutograd")  # type: ignore[no-
 
 
 def _products(x: Tensor, parts: Numbers, counts: Numbers, biases: Biases) -> list[Tensor]:
-    """Memory for the products. Raises `RuntimeError` if x or a bias does not match."""
+    """Allocates memory for the products. Raises `RuntimeError` if x or a bias does not match."""
     heights = _heights(parts, counts)
     _check_products(x, parts, heights, biases)
     return _outputs(x, heights)
@@ -275,7 +275,7 @@ def _heights(parts: Numbers, counts: Numbers) -> list[int]:
 def _multiply(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases, exact: bool
 ) -> list[Tensor]:
-    """Multiplies by kernels if they can; otherwise decodes each weight first."""
+    """Multiplies with kernels if possible; otherwise decodes each weight first."""
     as_pytorch = exact or not x.is_cuda
     given = (x, arrays, parts, counts, biases)
     products = in_order(*given, LINEAR) if as_pytorch else _in_fastest_order(*given)
@@ -297,7 +297,7 @@ def _multiply(
 def _in_fastest_order(
     x: Tensor, arrays: Arrays, parts: Numbers, counts: Numbers, biases: Biases
 ) -> list[Tensor] | None:
-    """Products by kernels in their own order; None if decoding first is faster."""
+    """Products by kernels that add in their own order; None if decoding first is faster."""
     index = x.device.index
     kernels = product(arrays, parts, index)
     if kernels is None or _rows_of_x(x) >= kernels.crossover_rows:
@@ -573,7 +573,7 @@ def embedding(indices: Tensor, arrays: Arrays, parts: Numbers) -> Tensor:
 
 
 def gather_decoded(indices: Tensor, arrays: Arrays, parts: Numbers, out: Tensor) -> None:
-    """Rows by their numbers, out of slices that are decoded in turn. Waits for nothing."""
+    """Gathers rows by their numbers from slices that are decoded in turn. Does not wait."""
     torch._assert_async(((indices >= 0) & (indices < shape_of(parts)[0])).all())
     rows = out.view(torch.uint8).zero_()
     for (begin, end), mine in _slices(arrays, parts):

@@ -8,11 +8,11 @@ A sum of floating-point numbers depends on its order, so a kernel gives the bits
 2. Each split is one chain of tensor-core products of 16 columns, from an FP32 accumulator of 0.
 3. The splits are added in order in FP32, then the bias; the sum is rounded to BF16 once.
 
-cuBLAS chooses s, by shape, GPU and version. So s is measured: the framework's own product and the
-kernels' products for each s multiply the same weights and inputs, and bits are compared. The exact
-result of the inputs is 0, so each output consists of the rounding errors of its order alone. One s
-must give all bits, and every other s must differ in thousands of outputs. Otherwise the order is
-not known, and weights are decoded for the framework's product.
+cuBLAS chooses s, by shape, GPU and version. So df11 measures s: the framework's own product, and
+the kernels' products for each s, multiply the same weights and inputs, and their bits are compared.
+The exact result of the inputs is 0, so each output consists only of the rounding errors of its
+order. One s must give all bits, and every other s must differ in thousands of outputs. Otherwise
+the order is not known, and weights are decoded for the framework's product.
 
 A result holds for one *case*: product, shapes, layout of x and flags of PyTorch. It is kept in the
 process and on disk (`_order_cache`). Nothing is measured while a CUDA graph is captured. With many
@@ -150,7 +150,7 @@ def order_of(
 
 
 def _must_wait(index: int, case: Case, weight: int) -> bool:
-    """Whether a case was not met twice by one weight. Remembers that it was met."""
+    """Whether the weight meets a case for the first time. Remembers that it has met it."""
     first, count = _waiting.pop((index, case), (weight, 0))
     if (count and first == weight) or count >= _MOST_MEETINGS:
         return False
@@ -323,7 +323,7 @@ def _find(
 
 class Probe:
     """Measures orders of products with W of one shape, [rows, columns]. Keeps W twice, dense and
-    packed. Draws from its own generator, so nobody else's random numbers change.
+    packed. Uses its own random generator, so that other random numbers do not change.
     """
 
     def __init__(
@@ -381,7 +381,8 @@ class Probe:
         return verdict(counted, draws * outputs)
 
     def _of_another_order(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The framework's product with the columns in another order: the same exact result."""
+        """The framework's product with the columns in another order, which has the same exact
+        result."""
         half = self.columns // 2 + self.columns // 2 % 16
         weight = self.weight.roll(half, 1)
         return self.framework.multiply(x.roll(half, -1), weight, bias)

@@ -1,4 +1,4 @@
-"""Orders of products on disk, so that each is measured once on a machine.
+"""Keeps orders of products on disk, so that each is measured only once on a machine.
 
 There is one JSON file for each combination of GPU, libraries and environment, named by a hash of
 the combination. A file of another combination, or an unreadable one, is ignored and replaced with
@@ -57,7 +57,7 @@ class OrderCache:
         return self._entries.get(json.dumps(case))
 
     def add(self, measured: Mapping[Any, tuple[int, bool]]) -> None:
-        """Keeps orders of cases, also on disk if that can be written."""
+        """Keeps orders of cases, also on disk if the disk is writable."""
         added = {
             json.dumps(case): (int(splits), apart) for case, (splits, apart) in measured.items()
         }
@@ -142,7 +142,7 @@ def _affects_products(name: str) -> bool:
 
 def _version(library: str) -> list[int] | None:
     """Major, minor and patch version of a library that this process has loaded, and the size of its
-    file; None if it has not.
+    file; None if the process has not loaded it.
     """
     with suppress(OSError, AttributeError):
         path = loaded_library(library)

@@ -1,14 +1,14 @@
-"""Which containers the compressed weights of a module came from, and what changed since.
+"""Records from which containers a module's compressed weights came, and finds what has changed
+since.
 
-The origin of each weight describes its loaded value: windows of tensors of the container, which are
-decoded again to be compared, or a digest of its values. Names count too: a layer that took another
-layer's place has that layer's name.
+The origin of each weight describes its loaded value: as windows of the container's tensors, which
+are decoded again for comparison, or as a digest of its values. Names count too: a layer that took
+another layer's place has that layer's name.
 
-Containers that are made from BF16 files while a model loads have no names: each file is deleted as
-soon as it is open, and its memory is freed when nobody uses it any longer, also if the process is
-killed. If the process is killed earlier, the next run removes the files.
-Windows deletes no file that is mapped: there it stays in a temporary folder, which the next run
-removes.
+Containers made from BF16 files while a model loads have no names: each file is deleted as soon as
+it is open, and its memory is freed when nothing uses it any longer, even if the process is killed.
+If the process is killed before that, the next run removes the files. Windows does not delete mapped
+files: there a file stays in a temporary folder, which the next run removes.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def remake(folder: Path, identity: str | Stamp) -> Made:
 
 
 def bf16_folder(files: Sequence[str] | None) -> Path:
-    """The folder of a checkpoint's weights files that can be compressed.
-    Raises `ValueError` for files that cannot, or in a process of several.
+    """The folder of a checkpoint's weights files, if they can be compressed. Raises `ValueError` if
+    they cannot, or in one of several distributed processes.
     """
     if not files:
         raise ValueError("df11 compresses the files of a checkpoint; name it in from_pretrained")
@@ -155,7 +155,7 @@ class Weight:
 def digest(value: Tensor) -> Digest:
     """Computes a digest that differs for different values: dtype, shape, and the sum of all 16-bit
     words, each times a number of its place. Other or moved values give another sum, except by
-    chance (less than one case in 2^40) or by intent. Computed on the tensor's device, without
+    chance (less than once in 2^40 cases) or on purpose. Computed on the tensor's device, without
     waiting.
     """
     flat = dense(value.detach()).contiguous().reshape(-1).view(torch.uint8)
@@ -226,7 +226,7 @@ class Origin:
             self.close()
 
     def close(self) -> None:
-        """Lets go of the container. The next use opens it, or makes it again."""
+        """Releases the container. The next use opens it, or makes it again."""
         self.made = self.held = None
 
     @property
@@ -328,8 +328,8 @@ def changes_of(root: nn.Module, origin: Origin) -> Changes:
 
 
 def _is_untied(weight: Weight, now: dict[str, Entry]) -> bool:
-    """Whether tied parameters are several now. The containers have one of them, also if all are
-    equal.
+    """Whether tied parameters are now separate. The containers have only one of them, even if all
+    are equal.
     """
     names = (spot.name for spot in weight.spots)
     return len({id(now[name].value) for name in names if name in now}) > 1

@@ -1,7 +1,7 @@
 """Compresses BF16 weights while transformers loads them, on the GPU: as stored, or fast.
 
-This takes about as long as loading them, and needs no container: each matrix is compressed as soon
-as it is on the GPU. Saving makes the containers later, from the same files.
+This takes about as long as loading BF16 weights, and needs no container: each matrix is compressed
+as soon as it is on the GPU. Saving later makes the containers from the same files.
 
 Tensors are read ahead of the loader. PyTorch copies from a mapped file to a GPU at 7 GB/s. Pinned
 memory is several times as fast, and files that are read take no memory of the process.
@@ -67,8 +67,8 @@ class PackingTaker(LastConversion):
         self._conversions: Counter[tuple[torch.dtype, torch.dtype]] = Counter()
 
     def slices(self, files: list[str]) -> dict[str, Any] | None:
-        """Tensors that are on the device already, in place of the checkpoint. None for files with a
-        dtype that PyTorch lacks; the loader reads these itself.
+        """Tensors that are already on the device, in place of the checkpoint's. None for files with
+        a dtype that PyTorch lacks; the loader reads these itself.
         """
         try:
             ahead = self.reader = Ahead(files, self.device)
@@ -96,7 +96,7 @@ class PackingTaker(LastConversion):
         return nn.Parameter(value if isinstance(packed, str) else packed, requires_grad=False)
 
     def _compressed(self, item: Item) -> CompressedTensor | str:
-        """The weight that a container would give, or the reason why it stays as it is."""
+        """The weight that a container would give, or the reason why it stays uncompressed."""
         value = item.value
         if value.dtype != torch.bfloat16:
             return f"used as {value.dtype}".replace("torch.", "")
@@ -163,8 +163,8 @@ class Ahead:
         return self._entries[name]
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor, which the caller owns. Reads others meanwhile.
-        Raises `OSError` if it cannot be read.
+        """A tensor, which the caller owns. Other tensors are read meanwhile. Raises `OSError` if it
+        cannot be read.
         """
         self.requested.append(name)
         if name not in self._read:

@@ -47,8 +47,8 @@ def by_name(root: nn.Module, tensors: Tensors, prefix: str | None = None) -> lis
 
 
 def by_conversion(module: Any, tensors: Tensors) -> list[Item] | None:
-    """Converts a checkpoint in its original format for a model, like diffusers. None if diffusers
-    has no conversion for the model, or if the checkpoint has the model's own names.
+    """Converts a checkpoint in its original format for a model, as diffusers does. None if
+    diffusers has no conversion for the model, or if the checkpoint has the model's own names.
     """
     from diffusers.loaders import single_file_model as single
 

@@ -1,4 +1,4 @@
-"""Plans which weights of a module stay compressed, on which GPU, in which residence."""
+"""Plans which weights of a module stay compressed, on which GPU and in which residence."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
 
 
 def why_no_matrix(value: Tensor, otherwise: str = NARROW) -> str:
-    """Why a tensor of several dimensions cannot be compressed in memory."""
+    """The reason why a tensor of several dimensions cannot be compressed in memory."""
     if value.numel() * value.element_size() < LEAST_BYTES:
         return SMALL
     if value.shape[-1] % 8 and value.shape[-1] > LEAST_COLUMNS:

@@ -1,5 +1,5 @@
-"""Differences of systems. Nothing else in the package asks which system it runs on, as a test of
-the repository checks.
+"""Differences between operating systems. No other code of the package asks on which system it runs;
+a test of the repository checks that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ TEMPORARY = "TMP" if IS_WINDOWS else "TMPDIR"
 
 
 def places() -> list[Path]:
-    """Folders for files that are soon deleted: in memory, where there is one, or temporary ones."""
+    """Folders for files that are soon deleted: one in memory, if the system has it, or temporary
+    folders."""
     temporary = Path(tempfile.gettempdir())
     return [Path("/dev/shm"), temporary] if sys.platform == "linux" else [temporary]
 
 
 def quoted(path: Path | str) -> str:
-    """A path as one argument of the system's shell, for commands that a person copies."""
+    """A path as one argument of the system's shell, for commands that a user copies."""
     text = str(path)
     if not IS_WINDOWS:
         return shlex.quote(text)
@@ -32,9 +33,8 @@ def quoted(path: Path | str) -> str:
 
 
 def unlink_mapped(path: Path) -> None:
-    """Delete a file that this process has mapped, whose memory stays until nobody uses it. Windows
-    deletes none that is mapped: there it goes with its folder, or when the next run removes what
-    is left.
+    """Delete a file that this process has mapped; its memory stays until nothing uses it. Windows
+    does not delete mapped files: there the file is removed with its folder, or by the next run.
     """
     if not IS_WINDOWS:
         path.unlink()
@@ -56,7 +56,7 @@ def _mapped(name: str) -> set[Path]:
 
 
 def _in_torch(name: str) -> set[Path]:
-    """PyTorch for Windows has its own, which it loads from its folder."""
+    """PyTorch for Windows has its own copy, which it loads from its folder."""
     torch = sys.modules.get("torch")
     folder = Path(torch.__file__ or "").parent / "lib" if torch else Path()
     return set(folder.glob(f"{name}64_*.dll"))

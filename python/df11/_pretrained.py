@@ -1,7 +1,7 @@
 """Takes the parameters that transformers' loader makes from a container's tensors.
 
-The loader's own code renames, converts, stacks, cuts and ties them, as for any checkpoint. df11
-takes each result before the loader moves it to a device. The model's parameters stay without memory
+The loader's own code renames, converts, stacks, cuts and ties the tensors, as for any checkpoint.
+df11 takes each result before the loader moves it to a device. The model's parameters have no memory
 until all results are known.
 """
 
@@ -29,7 +29,7 @@ from ._tensor import CompressedTensor
 
 def checkpoint_dtype(container: Any) -> torch.dtype:
     """The dtype that transformers chooses if a checkpoint's config names none: that of the first
-    float tensor, by name, in the first weights file.
+    float tensor by name in the first weights file.
     """
     from transformers.modeling_utils import get_state_dict_dtype
 
@@ -93,8 +93,8 @@ class LastConversion(ConversionOps):
 
 
 def zeroed_row(model: Any, name: str) -> int | None:
-    """The row of a weight that a model's class zeroes at each load, such as the row of padding.
-    Found by trying it on an embedding that counts as loaded.
+    """The row of a weight that a model's class zeroes at each load, such as the row of padding. It
+    is found by running the class's code on an embedding that is marked as loaded.
     """
     module = model.get_submodule(name.rpartition(".")[0])
     if not isinstance(module, nn.Embedding) or module.padding_idx is None:
@@ -151,9 +151,9 @@ class Taker(LastConversion):
         return nn.Parameter(room._local_tensor, requires_grad=False) if is_sharded(room) else room
 
     def finish(self) -> list[Item]:
-        """The items made, with tied weights once. Raises `ValueError` if shapes differ from the
-        model's, if the model has none of the tensors, or if a file beside the containers has one
-        too.
+        """Returns the items made, with tied weights once. Raises `ValueError` if shapes differ from
+        the model's, if the model has none of the tensors, or if a file beside the containers
+        repeats one of them.
         """
         self._check_added()
         if self._wrong is not None:
@@ -173,8 +173,8 @@ class Taker(LastConversion):
         return self._items
 
     def take_beside(self, path: Path | None, names: list[str]) -> None:
-        """Notes a file beside the containers.
-        Raises `ValueError` if it has a tensor that is tied to one of theirs.
+        """Records a file beside the containers. Raises `ValueError` if it has a tensor that is tied
+        to one of theirs.
         """
         self.added = path, names
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}

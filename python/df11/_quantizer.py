@@ -1,14 +1,14 @@
 """transformers' extension points: `from_pretrained` of a folder of containers, here or on the Hub.
 
-Methods are in the order in which `from_pretrained` calls them. They settle the device, open the
-containers (made first from a BF16 folder, `_origin`, or compressed by a GPU, `_packing`), take the
-tensors that the loader has made, and bring them to their devices.
+Methods are in the order in which `from_pretrained` calls them. They choose the device, open the
+containers (which `_origin` first makes from a BF16 folder, unless a GPU compresses it, `_packing`),
+take the tensors that the loader has made, and bring them to their devices.
 
 The config gets the name of a weights file beside the containers, for weights that they lack. On the
-Hub that name finds the containers (`_hub`). A config without a dtype gets that of the containers.
-So dtypes are the same as for safetensors: that of the `dtype` argument, else of the config, else of
-the checkpoint. A weight stored in another dtype is converted once, and stays an ordinary parameter.
-No other weight is in memory or on disk as BF16 meanwhile.
+Hub, that name also finds the containers (`_hub`). A config without a dtype gets that of the
+containers. So dtypes are chosen as for safetensors: that of the `dtype` argument, else of the
+config, else of the checkpoint. A weight stored in another dtype is converted once, and stays an
+ordinary parameter. No other weight is in memory or on disk as BF16 meanwhile.
 """
 
 from __future__ import annotations
@@ -66,17 +66,16 @@ _NEEDED = (
 class Df11Config(QuantizationConfigMixin):
     """Options of weights: `quantization_config` of `from_pretrained`.
 
-    They apply to a compressed folder, or compress a BF16 folder while it loads. A dict serves too:
-    `{"quant_method": "df11", "mode": "fused"}`.
+    With them, `from_pretrained` loads a compressed folder, or compresses a BF16 folder while it
+    loads. A dict works too: `{"quant_method": "df11", "mode": "fused"}`.
 
     `mode`: "exact", the default, gives the BF16 model's bits; "fused" multiplies while it decodes,
-    which is faster and rounds differently.
-    `residence`: layout of weights that are loaded to a GPU: "stored", the least memory; "fast",
-    which is larger and faster; or "auto", the default, which is fast as far as `memory` allows, or
-    two thirds of the free memory, and stored beyond. On the CPU weights are as stored.
-    `memory`: bytes of GPU memory for weights, such as "9GB" (a list for several GPUs), for "auto"
-    by default nine tenths of the free memory. The GPU reads the rest from pinned host memory, and
-    all weights with `streamed`.
+    which is faster and rounds differently. `residence`: layout of weights that are loaded to a GPU:
+    "stored", the least memory; "fast", which is larger and faster; or "auto", the default: fast for
+    as many blocks as fit into `memory` or two thirds of the free memory, stored for the rest. On
+    the CPU weights are as stored. `memory`: bytes of GPU memory for weights, such as "9GB" (a list
+    for several GPUs), for "auto" by default nine tenths of the free memory. The GPU reads the rest
+    from pinned host memory, and all weights with `streamed`.
 
     Raises `df11.ParameterError`, a ValueError, for unknown options and values.
     """
@@ -155,7 +154,7 @@ class Df11Quantizer(HfQuantizer):
         self._ratio = 1.0
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Checks transformers, and in a later call settles the device."""
+        """Checks transformers, and in a later call chooses the device."""
         lacking = [name for name in _NEEDED if not hasattr(HfQuantizer, name)]
         if not any(hasattr(HfQuantizer, name) for name in _WITH_CONFIG):
             lacking.append(" and ".join(_WITH_CONFIG))

@@ -1,4 +1,4 @@
-"""Adds df11 to modules of transformers and diffusers that have run (`_df11_autoload`)."""
+"""Adds df11 to modules of transformers and diffusers after their import (`_df11_autoload`)."""
 
 from __future__ import annotations
 

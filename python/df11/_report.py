@@ -1,4 +1,4 @@
-"""Reports of work and of containers, and how notebooks show both."""
+"""Reports of work and of containers, and their display in notebooks."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ _SHOWN = 40
 
 
 def html_table(caption: str, rows: Iterable[Iterable[str]], head: Iterable[str] = ()) -> str:
-    """A table; the first value of each row names it. Every character shows."""
+    """An HTML table; the first value of each row is its name. All characters are escaped."""
 
     def shown(text: str) -> str:
         return escape(printable(text))

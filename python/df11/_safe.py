@@ -1,4 +1,4 @@
-"""`df11.safe_open`: containers by the interface of `safetensors.safe_open`."""
+"""`df11.safe_open`: opens containers with the interface of `safetensors.safe_open`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class safe_open:
 
     Raises `ParameterError` for another framework or backend, and for a folder that lacks shards,
     which it names; `ValueError` if `df11.safetensors` has a tensor of the containers; and the
-    errors of `df11.open`. A file opens alone, also if it is one of several shards.
+    errors of `df11.open`. A file can be opened alone, also if it is one of several shards.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class safe_open:
         return names + sorted(self._names)
 
     def metadata(self) -> dict[str, str] | None:
-        """The `__metadata__` of the original file; None if it has none. Several files give the
-        entries of all. Raises `ParameterError` if they give one key different values.
+        """The `__metadata__` of the original file; None if it has none. If there are several files,
+        it has the entries of all. Raises `ParameterError` if they give one key different values.
         """
         merged: dict[str, str] | None = None
         for header in self._headers():

@@ -2,7 +2,7 @@
 
 A save writes the model as it is in memory. If loading the containers would give the same weights,
 it copies the containers as they were opened, and writes weights that they lack beside them.
-Otherwise it compresses the model anew, or refuses.
+Otherwise it compresses the model again, or refuses.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _ANEW = (
 
 
 def save(model: Any, folder: str | Path) -> None:
-    """Copies the containers of a model with compressed weights into a folder, byte for byte, as
-    they were when they were loaded, and the side files beside them.
+    """Copies the containers of a model with compressed weights into a folder, byte for byte as they
+    were loaded, and the side files beside them.
 
-    Every weight is compared first, for which compressed ones are decoded. All files appear in the
-    folder, or none. Raises `ValueError` if the containers differ from the model in memory, or
+    Every weight is compared first; compressed weights are decoded for that. The folder gets all
+    files or none. Raises `ValueError` if the containers differ from the model in memory, or
     `ParameterError` if the folder has containers of no earlier output.
     """
     modules_loaded = rooted(model)
@@ -81,8 +81,8 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     """Decoded copies of all weights, in host memory: as large as the BF16 model.
 
     Names are those of `model.state_dict()`, without the names of adapters' wrappers. All processes
-    of a distributed model must call it at once, and each gets whole weights. Raises `CorruptError`
-    if a kernel met damaged weights.
+    of a distributed model must call it at the same time, and each gets whole weights. Raises
+    `CorruptError` if a kernel met damaged weights.
     """
     own: dict[tuple[int, str], str] = {}
     for path, module, origin in rooted(model):
@@ -133,8 +133,8 @@ def _bring(
     kept: Iterable[str] = (),
 ) -> None:
     """Copies a model's containers, and the side files beside them or beside their BF16 weights, to
-    `files`; from beyond a network side files are fetched. Does not replace existing files. Files
-    named in `kept` stay in `place`. Warns of changed side files, unless they will be `rewritten`.
+    `files`; fetches remote side files. Does not replace existing files. Files named in `kept` stay
+    in `place`. Warns of changed side files, unless they will be `rewritten`.
     """
     was_open = origin.held is not None
     beside = origin.path if Path(origin.path).is_dir() else None
@@ -333,7 +333,8 @@ def _fill(origin: Origin, added: dict[str, Tensor], place: Path, files: Path, fo
 
 
 def _save_added(added: dict[str, Tensor], path: Path, identity: str) -> None:
-    """Saves them with hashes and the containers' identity for `df11 verify` (src/open/added.rs)."""
+    """Saves weights that the containers lack, with hashes and the containers' identity for `df11
+    verify` (src/open/added.rs)."""
     from safetensors.torch import save_file
 
     save_file(added, path)

@@ -1,10 +1,11 @@
-"""One product for layers of a module that share x: queries, keys and values; gate and up.
+"""One product for layers of a module that share x, such as queries, keys and values, or gate and
+up.
 
-These layers are read from the source of the module's `forward` when it is loaded (`_forwards`), and
-never learned from calls: a product does not depend on earlier calls. The module then gets a
-subclass with another `forward`, which calls `multiply` in place of the first of these layers. If
-that returns None, each layer is called where it was. Reasons are replaced layers, hooks, gradients,
-the CPU, and many rows of x.
+df11 finds these layers in the source of the module's `forward` when the module is loaded
+(`_forwards`), and never learns them from calls: a product does not depend on earlier calls. The
+module then gets a subclass with another `forward`, which calls `multiply` in place of the first of
+these layers. `multiply` returns None for replaced layers, hooks, gradients, the CPU, and many rows
+of x; then each layer is called where it was.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _joined(kind: Any, forward: Any, all_siblings: tuple[Siblings, ...]) -> type
 
 
 def _revive(kind: Any) -> nn.Module:
-    """An object without state. Its source is read again when it has its layers."""
+    """Makes an object without state. Its source is read again when it has its layers."""
     made = _reviving(kind)
     return made.__new__(made)
 

@@ -161,7 +161,8 @@ _OTHER = "not in the containers"
 
 
 def report(model: Any, *, verify: bool = False) -> ModelReport:
-    """Says whether a model's weights are compressed, how much that saves, and where they are.
+    """Says whether a model's weights are compressed, how much memory that saves, and where they
+    are.
 
     With `verify` every compressed weight is decoded on its device and compared with the container,
     decoded by the CPU. The container is compared with the hashes of the original tensors. This
@@ -245,7 +246,7 @@ def _add_ordinary(out: ModelReport, name: str, value: torch.Tensor, reason: str)
 
 
 def _verify(origin: Origin) -> list[str]:
-    """Checks each weight, and returns how. Packed weights have no container."""
+    """Checks each weight, and returns how it was checked. Packed weights have no container."""
     if not origin.is_packed:
         origin.container.verify_containers()
     live = list(origin.live_weights())

@@ -1,9 +1,9 @@
 """Compressed matrices as tensors.
 
-A `CompressedTensor` is a tensor to PyTorch: it has a shape, a device and a dtype, and may be a
-parameter. It holds the compressed arrays, ordinary uint8 tensors. Products, look-ups of embeddings,
-views and moves work on these (`_dispatch`). All other functions get its decoded weights during
-their call. It cannot be written to.
+To PyTorch, a `CompressedTensor` is a tensor: it has a shape, a device and a dtype, and may be a
+parameter. It holds the compressed arrays, which are ordinary uint8 tensors. Products, embedding
+look-ups, views and moves work on the arrays (`_dispatch`). All other functions get decoded weights
+for their call. It cannot be written to.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Numbers = Sequence[int]
 class CompressedTensor(Compressed):
     """A tensor whose memory is the compressed arrays of some matrices (see `_matrices`).
 
-    The stacked rows of all parts are its elements in row-major order. In a tensor of any rank the
+    Its elements in row-major order are the stacked rows of all parts. In a tensor of any rank the
     leading dimensions count rows, and the others columns. It does not require gradients.
     """
 
@@ -97,8 +97,8 @@ class CompressedTensor(Compressed):
         contiguous copy. `spread`: the strides of decoded weights, if there are gaps between rows.
         Raises `ValueError` for another number of elements, `RuntimeError` for `requires_grad`.
 
-        An ordinary tensor gives an ordinary parameter: accelerate calls the class of a weight with
-        the tensor that it has read from its own files on disk.
+        With an ordinary tensor it returns an ordinary parameter: accelerate calls a weight's class
+        with the tensor that it has read from its own files on disk.
         """
         if requires_grad:
             refuse_gradients()
@@ -142,21 +142,19 @@ class CompressedTensor(Compressed):
 
     @cached_property
     def _arrays(self) -> list[Tensor]:
-        """Its arrays. Nobody may write to them: they may lie in a read-only mapping. `_come` is
-        done.
-        """
+        """Its arrays, after `_come`. Do not write to them: they may be in a read-only mapping."""
         self._come()
         return self._places
 
     def _come(self) -> None:
-        """Waits for arrays that come over a network. Raises the errors of reading them."""
+        """Waits for arrays that arrive over a network. Raises the errors of reading them."""
         if self._wait is not None:
             self._wait()
             self._wait = None
 
     @property
     def _places(self) -> list[Tensor]:
-        """The same for callers that take lengths and addresses alone: without waiting."""
+        """Its arrays, for callers that use only lengths and addresses: does not wait."""
         return [getattr(self, name) for name in self._names]
 
     @property
@@ -179,8 +177,8 @@ class CompressedTensor(Compressed):
 
     @property
     def _nbytes(self) -> int:
-        """Its share of the arrays, in bytes. Windows share by their numbers of weights, so all
-        windows of a matrix add up to its arrays.
+        """Its share of the arrays, in bytes. Windows share in proportion to their numbers of
+        weights, so that all windows of a matrix add up to its arrays.
         """
         total = 0.0
         for part, mine in parts_with_arrays(self._places, self.flat_parts):
@@ -342,8 +340,8 @@ def _wrapper(
 def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
     """The product at once, if that is possible; otherwise None.
 
-    Multiplies by one weight alone. It is unknown here whether other weights will get the same x,
-    and PyTorch's version counter does not show all changes of x (`x.data`, NumPy, graphs).
+    Multiplies by only one weight. This function cannot know whether other weights will get the same
+    x, and PyTorch's version counter does not show all changes of x (`x.data`, NumPy, graphs).
     """
     if not is_at_once(x, weight, bias):
         return None
@@ -351,8 +349,8 @@ def _linear_now(x: Any, weight: Any, bias: Any = None) -> Tensor | None:
 
 
 def is_at_once(x: Any, weight: Any, bias: Any) -> bool:
-    """Whether nothing watches or changes operators, so a product may be called as a function. Saves
-    about 25 us of dispatch per call, with some hundred calls per decode step.
+    """Whether nothing watches or changes operators, so that a product may be called as a function.
+    This saves about 25 us of dispatch per call, and a decode step has some hundred calls.
     """
     if type(weight) is not CompressedTensor or type(x) not in PLAIN or not weight.is_matrix:
         return False

@@ -1,9 +1,10 @@
-"""Raises problems that kernels on GPUs met: damaged weights, indices out of range.
+"""Raises errors for problems that GPU kernels found: damaged weights, indices out of range.
 
-Kernels write them to a word of pinned host memory. Reading it neither waits nor copies, so every
-operator reads it first. `generate` reads it before it returns a token, and pipelines of
-transformers and diffusers before they return a result: these are on the host only when the kernels
-before them are done. Problems of a process's last operator are printed when the process ends.
+Kernels record problems in a word of pinned host memory. Reading the word needs neither a wait nor a
+copy, so every operator reads it first. `generate` reads it before it returns a token, and pipelines
+of transformers and diffusers read it before they return a result; tokens and results are on the
+host only after the kernels that made them. Problems of a process's last operator are printed when
+the process ends.
 """
 
 from __future__ import annotations

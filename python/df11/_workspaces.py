@@ -1,17 +1,17 @@
-"""Workspaces of products on GPUs: zeroed memory, which each product leaves zeroed.
+"""Workspaces for products on GPUs: zeroed memory, which each product leaves zeroed.
 
-A running product needs a workspace of its own. Products on one stream run one after another, so one
+Each running product needs its own workspace. Products on one stream run one after another, so one
 workspace per stream is enough. A captured graph may be replayed on any stream, together with
 anything else, so each capture has its own workspace.
 
-No workspace is ever freed, because kernels in flight and captured graphs have its address. None
-comes from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory there that is not
-a graph's result, and zeroing would be recorded instead of done. So a separate thread allocates
-workspaces, and its allocations go to no pool. Memory cannot be allocated during a capture, so a
-spare workspace is allocated beforehand.
+No workspace is ever freed, because running kernels and captured graphs have its address. No
+workspace comes from the memory pool of a capture: PyTorch's CUDA graph trees refuse memory there
+that is not a graph's result, and zeroing would be recorded instead of executed. So a separate
+thread allocates workspaces, and its allocations go to no pool. Memory cannot be allocated during a
+capture, so a spare workspace is allocated beforehand.
 
-An engine captures hundreds of graphs and replays one after another. It calls
-`share_between_captures`, and captures on a stream then share its workspace.
+An engine captures hundreds of graphs and replays them one after another. If it calls
+`share_between_captures`, captures on a stream share the stream's workspace.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _is_shared = False
 
 
 def share_between_captures() -> None:
-    """Promises that no two graphs of this process, and nothing beside a graph, ever run at the same
-    time. A branch of a stream inside a graph is another stream with its own workspace.
+    """The caller promises that this process never runs two graphs, or a graph and other work, at
+    the same time. A branch of a stream inside a graph is another stream with its own workspace.
     """
     global _is_shared
     _is_shared = True

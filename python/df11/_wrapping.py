@@ -1,7 +1,9 @@
-"""Functions of other libraries that df11 wraps. They have no extension point for what it adds.
+"""Functions of other libraries that df11 wraps, because the libraries have no extension points for
+what df11 adds.
 
-A release that lacks one is refused by name, as `_doctor.mismatch` says, before anything is changed.
-Without one of `OPTIONAL`, a release works as if df11 were not there, where that function counts.
+A release that lacks one of them is refused with its name, as `_doctor.mismatch` says, before
+anything is changed. If a release lacks a function in `OPTIONAL`, what that function is for works as
+without df11.
 """
 
 from __future__ import annotations

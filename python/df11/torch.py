@@ -1,9 +1,9 @@
-"""Containers as dictionaries of PyTorch tensors, by the names of `safetensors.torch`.
+"""Containers as dictionaries of PyTorch tensors; functions have the names of `safetensors.torch`.
 
 from df11.torch import load_compressed, load_file, save_file
 
-For those who load weights themselves: `pack` compresses one on a GPU, and `Gathered` brings one to
-a GPU at the speed of the bus.
+For loaders that handle weights themselves, `pack` compresses a weight on a GPU, and `Gathered`
+brings a weight to a GPU at the speed of the bus.
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def save_file(
 ) -> Report:
     """Compress tensors into one container, whose name ends in `.df11`.
 
-    They are first written as safetensors beside it, which takes their size on the disk for a while,
-    and are decoded and compared at the end. `metadata` goes into that safetensors file, which
-    `df11 decompress` restores. Needs the package `safetensors`, and raises the errors of its
-    `save_file`: `RuntimeError` for tensors that share memory, `ValueError` for non-contiguous ones.
-    Raises `ParameterError` if the name has another ending, or exists and `overwrite` is not given.
+    The tensors are first written as a safetensors file beside the container, which temporarily
+    takes their size on the disk. At the end the container is decoded and compared. `metadata` goes
+    into that safetensors file, which `df11 decompress` restores. Needs the package `safetensors`,
+    and raises the errors of its `save_file`: `RuntimeError` for tensors that share memory,
+    `ValueError` for non-contiguous ones. Raises `ParameterError` if the name has another ending, or
+    exists and `overwrite` is not given.
     """
     from safetensors.torch import save_file as save
 
@@ -97,13 +98,14 @@ def save_file(
 
 
 def pack(value: torch.Tensor) -> CompressedTensor | None:
-    """A BF16 tensor of a GPU in the fast layout there, which takes 0.75 to 0.77 of its bytes.
+    """Compresses a BF16 tensor on a GPU into the fast layout there, which takes 0.75 to 0.77 of its
+    bytes.
 
-    Waits for the GPU. Takes the result's memory, and room for one exception of 256 weights
-    meanwhile. The result cannot be moved to the host. None if there is no such layout: another
-    dtype or device, less than 32 KiB, rows of fewer than 128 weights or no multiple of 8 (a row is
-    the last dimension, or all after the first one), too many exceptions, or no bytes saved. Raises
-    PyTorch's `OutOfMemoryError`, and `GpuError`.
+    Waits for the GPU. Takes the result's memory, and meanwhile memory for one exception per 256
+    weights. The result cannot be moved to the host. Returns None if the layout is impossible:
+    another dtype or device, less than 32 KiB, rows of fewer than 128 weights or no multiple of 8 (a
+    row is the last dimension, or all after the first one), too many exceptions, or no bytes saved.
+    Raises PyTorch's `OutOfMemoryError`, and `GpuError`.
     """
     matrix = matrix_for(value) if value.is_cuda else None
     packed = None if matrix is None else pack_dense(value.device, matrix.contiguous())

@@ -1,4 +1,4 @@
-//! GPUs that are open, and streams of other libraries on them.
+//! Open GPUs, and other libraries' streams on them.
 #![expect(unsafe_code, reason = "streams of other libraries")]
 
 use std::collections::BTreeMap;
@@ -59,7 +59,7 @@ impl Gpu {
         all.values().map(Arc::clone).collect()
     }
 
-    /// Raises what kernels told that are done by now. Waits for nothing.
+    /// Raises the problems that finished kernels have reported. Does not wait.
     pub(crate) fn raise_told(&self, py: Python<'_>) -> PyResult<()> {
         raise_found(py, self.status.check_done())
     }

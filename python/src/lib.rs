@@ -1,7 +1,8 @@
-//! The native module of the Python package `df11`: the library's API, as thin as it can be.
+//! The native module of the Python package `df11`: a thin layer over the library's API.
 //!
-//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). What is easier said
-//! in Python (exceptions, progress bars, arrays) is in `python/df11`, and called from here.
+//! Long work runs without the interpreter's lock, and ends on Ctrl-C (`work`). Parts that are
+//! easier to write in Python (exceptions, progress bars, arrays) are in `python/df11`, and called
+//! from here.
 
 #![allow(clippy::needless_pass_by_value, reason = "what comes from Python comes by value")]
 

@@ -1,5 +1,5 @@
-//! Memory that decoding writes: buffers that Python lends, and tensors that other libraries take
-//! without a copy, in the structures of DLPack 1.0 (`dlpack.h`), in memory of the CPU.
+//! Memory to which decoding writes: buffers that Python lends, and tensors in CPU memory that other
+//! libraries take without a copy, as structures of DLPack 1.0 (`dlpack.h`).
 #![expect(unsafe_code, reason = "memory that Python lends, structures that their receiver frees")]
 
 use std::ffi::{CStr, c_void};

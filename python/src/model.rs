@@ -1,4 +1,4 @@
-//! Models and their blocks: opened and looked at.
+//! Models and their blocks: opens and describes them.
 
 use std::{env, ffi::OsString, path::PathBuf, sync::Arc};
 
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Model {
     pub(crate) inner: Arc<df11::Model>,
     path: PathBuf,
-    /// Made when they are first asked for.
+    /// Made on first use.
     tensors: PyOnceLock<Py<PyMappingProxy>>,
 }
 
@@ -138,7 +138,7 @@ impl Model {
         self.path.clone().into_os_string()
     }
 
-    /// Has tensors brought before they are read, in this order.
+    /// Fetches tensors before they are read, in this order.
     fn read_ahead(&self, py: Python<'_>, names: Vec<String>) -> PyResult<ReadAhead> {
         let tensor =
             |name: &String| self.inner.tensor(name).map_err(|_| PyKeyError::new_err(name.clone()));

@@ -1,4 +1,4 @@
-//! Placement of a model's blocks that a caller asks for.
+//! The placement of a model's blocks as the caller requests it.
 
 use std::collections::{HashMap, HashSet};
 

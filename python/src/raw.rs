@@ -1,4 +1,4 @@
-//! Products on GPUs and what prepares them, with streams and addresses of other libraries.
+//! Products on GPUs and their preparation, with other libraries' streams and addresses.
 #![expect(unsafe_code, reason = "streams and addresses of other libraries")]
 
 use std::{ffi::c_void, sync::Arc};

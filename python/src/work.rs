@@ -1,5 +1,5 @@
-//! Calls of the library: without the interpreter's lock, on threads of their own, with progress,
-//! and ended by Ctrl-C. Its errors are the exceptions of `df11/_errors.py`.
+//! Calls the library without the interpreter's lock, on separate threads, with progress; Ctrl-C
+//! ends a call. The library's errors become the exceptions of `df11/_errors.py`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -24,8 +24,8 @@ pub(crate) fn briefly<T: Send>(
 }
 
 /// Does long work. `progress` is the caller's argument (`df11/_progress.py` says what it may be);
-/// it is told on this thread. Signals are looked for on this thread too, and end the work; what
-/// they raise goes to the caller.
+/// it is called on this thread. This thread also checks for signals, which end the work; the caller
+/// gets the exceptions that they raise.
 pub(crate) fn watched<T: Send>(
     py: Python<'_>,
     progress: Option<&Bound<'_, PyAny>>,
@@ -241,7 +241,7 @@ const fn class(error: &Error) -> &'static str {
     }
 }
 
-/// A word of the caller that is none of those that there are.
+/// The error for an unknown word from the caller.
 pub(crate) fn unknown_word(py: Python<'_>, what: &str, word: &str, words: &str) -> PyErr {
     raise(py, &Error::parameter(format!("{what} {word:?} is not known"), format!("choose {words}")))
 }

@@ -1,4 +1,4 @@
-//! Compression and back, and verification.
+//! Compression, decompression and verification.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

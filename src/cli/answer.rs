@@ -1,5 +1,5 @@
-//! Answers of verbs in both forms, and failures. Who is at fault decides the exit code, and each
-//! message ends with a remedy.
+//! Answers of verbs, as text and as JSON, and failures. Whoever is at fault determines the exit
+//! code, and each message ends with a remedy.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! `df11 compress`: a checkpoint becomes a container, or a folder of them. `df11 convert`: so does
-//! a container in another layout.
+//! `df11 compress`: turns a checkpoint into a container, or a folder of containers. `df11 convert`:
+//! does the same with an existing container, for example to change its layout.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 

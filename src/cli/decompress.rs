@@ -1,4 +1,4 @@
-//! `df11 decompress`: the original files, byte for byte.
+//! `df11 decompress`: restores the original files, byte for byte.
 
 use std::{
     path::{Path, PathBuf},

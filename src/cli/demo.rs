@@ -1,4 +1,4 @@
-//! `df11 demo`: the whole way on a made-up model, and proof that every bit comes back.
+//! `df11 demo`: compresses and restores a generated model, and proves that every bit comes back.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! `--device`: the CPU or a GPU decodes, and the answer says which.
+//! `--device`: chooses whether the CPU or a GPU decodes; the answer names it.
 
 use std::str::FromStr;
 

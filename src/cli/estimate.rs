@@ -1,4 +1,5 @@
-//! `df11 estimate`: the sizes that compression would give, and which block would lie on which GPU.
+//! `df11 estimate`: computes the sizes that compression would give, and the GPU on which each block
+//! would be.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -128,7 +129,7 @@ impl EstimateArgs {
 
 #[cfg(feature = "cudarc")]
 impl EstimateArgs {
-    /// A model that is compressed already has its sizes; only its placement is to be told.
+    /// For a model that is already compressed: its sizes are known, so only its placement is shown.
     fn place_compressed(&self, gpus: &Gpus) -> Result<Answer, Failure> {
         let model = df11::OpenOptions::new().open_all(&self.source)?.single("--gpus")?;
         let stored = container_bytes(&model);

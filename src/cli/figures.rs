@@ -23,7 +23,7 @@ pub(super) struct Figures {
     weight_bytes: u64,
     /// Their bits that are stored as they are.
     kept_bits: u64,
-    /// Entropy of each tensor times its weights, where it was measured.
+    /// Entropy of each tensor times its weights, if it was measured.
     entropy_bits: Option<f64>,
 }
 

@@ -1,4 +1,5 @@
-//! `--gpus`: the memory of GPUs that need not be there, and which block would lie on which of them.
+//! `--gpus`: the memory of GPUs, which need not exist here, and the GPU on which each block would
+//! be.
 
 use std::{ops::Range, str::FromStr};
 

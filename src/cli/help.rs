@@ -1,4 +1,4 @@
-//! Help that the command prints: `df11 completions`, a script by which a shell completes verbs and
+//! Help that the command prints: `df11 completions`, a shell script that completes verbs and
 //! options, and `df11 man`, the manual page of the command or of one verb.
 
 use clap::{Args, Command};

@@ -1,4 +1,4 @@
-//! Measuring time, the same way in all verbs: of work, and of decoding on a GPU.
+//! Measures time, the same way in all verbs: of work on the CPU, and of decoding on a GPU.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ pub(super) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, f64
     Ok((result, start.elapsed().as_secs_f64()))
 }
 
-/// The middle sample; the mean of two where their number is even, 0 where there are none.
+/// The middle sample; the mean of two if their number is even, 0 if there are none.
 pub(super) fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -114,8 +114,8 @@ mod gpu {
             self.stream.clone_dtoh(&bytes).map_err(Error::from)
         }
 
-        /// Seconds of each block, one after the other into one buffer: what one leaves in the cache
-        /// is none of the next one's.
+        /// Seconds for each block, decoded one after the other into one buffer: no block finds its
+        /// own data in the cache.
         pub(in crate::cli) fn time_blocks(&mut self, model: &GpuModel) -> Result<Vec<f64>> {
             let blocks: Vec<GpuBlock<'_>> = model.blocks().collect();
             self.time(&blocks, |block, output, stream, status| {

@@ -1,11 +1,11 @@
-//! The command line: `arguments → verb → answer → text or JSON, and an exit code`. For the binary,
-//! and for the command of the Python package; no promise is made for anything else.
+//! The command line: `arguments → verb → answer → text or JSON, and an exit code`. Only the binary
+//! and the command of the Python package use it; it has no stable API.
 //!
 //! A verb prints nothing itself: it returns an `Answer` or a `Failure`.
 //!
 //! | code | meaning |
 //! |---|---|
-//! | 0 | success, and help that was asked for |
+//! | 0 | success, or help on request |
 //! | 1 | a check failed: a container is damaged or exceeds a limit, or bytes differ |
 //! | 2 | everything else: wrong arguments, a corrupt *source*, a check that was not completed |
 //! | 130, 143 | cancelled by Ctrl-C, by SIGTERM |

@@ -1,4 +1,5 @@
-//! The sizes that compression reports, of each model and in sum: lines for people, and a document.
+//! The sizes that compression reports, for each model and in total: as text for people, and as a
+//! JSON document.
 
 use std::{path::Path, time::Instant};
 

@@ -1,4 +1,4 @@
-//! `df11 verify`: is every bit there?
+//! `df11 verify`: checks that every bit is there.
 
 use std::{path::PathBuf, slice, time::Instant};
 
@@ -114,7 +114,7 @@ impl Verify {
         Ok(done(found, Some(chosen.device)))
     }
 
-    /// A folder is to hold its models; a container alone is a shard that was asked for.
+    /// A folder must hold all shards of its models; a single container is verified as one shard.
     fn check_complete(&self, models: &Models, mut answer: Answer) -> Result<Answer, Failure> {
         let mut problems: Vec<String> = Vec::new();
         if !models.missing().is_empty() {

@@ -1,7 +1,8 @@
 //! Traits by which the rest of the library reads and decodes an encoding's arrays.
 //!
-//! Another encoding needs a folder with these traits for its sizes, and a variant of `Coded`
-//! (`format/directory.rs`), which knows all of them. `encoding/mod.rs` lists all places.
+//! A new encoding needs a folder that implements these traits for its sizes, and a variant of
+//! `Coded` (`format/directory.rs`), which lists all encodings. `encoding/mod.rs` lists every place
+//! to change.
 
 use std::{borrow::Cow, fmt::Debug, ops::Range};
 

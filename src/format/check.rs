@@ -1,5 +1,5 @@
-//! Checks shared by all rules of the directory, and the rules of its names, files and blocks
-//! (spec/format.md, sections 3 and 8): each is checked once, in linear time.
+//! Checks shared by all rules of the directory, and the rules for its names, files and blocks
+//! (spec/format.md, sections 3 and 8). Each rule is checked once, in linear time.
 
 use std::{collections::HashSet, mem::offset_of, ops::RangeInclusive};
 

@@ -1,4 +1,5 @@
-//! Checksums of a section that is written in pieces, in any order (spec/format.md, section 4).
+//! Computes the checksums of a section that is written in pieces, in any order (spec/format.md,
+//! section 4).
 
 use std::collections::BTreeMap;
 

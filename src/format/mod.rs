@@ -1,5 +1,5 @@
-//! The container as bytes: header, directory, checksums. Pure functions between bytes and structs,
-//! no I/O.
+//! The container as bytes: header, directory, checksums. These are pure functions between bytes and
+//! structs, without I/O.
 
 mod check;
 pub mod checksum;

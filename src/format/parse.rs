@@ -1,4 +1,4 @@
-//! Bytes become a directory: read, then validated. The rules of sections, arrays, checksums and
+//! Reads a directory from bytes, and validates it. The rules for sections, arrays, checksums and
 //! tensors are here (spec/format.md, sections 2 to 6).
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned, little_endian::U64};

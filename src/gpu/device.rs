@@ -1,5 +1,5 @@
-//! Finds and opens the machine's GPUs, without a panic whatever is missing. Measures what they and
-//! the bus can do at most, for comparison with decoding and loading.
+//! Finds and opens the machine's GPUs, without a panic whatever is missing. Measures the maximum
+//! rates of GPU and bus, for comparison with decoding and loading.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::ffi::c_void;
@@ -35,7 +35,7 @@ pub struct DeviceInfo {
     pub driver: (i32, i32),
 }
 
-/// All GPUs that the driver shows, in its order. Starts nothing on them.
+/// All GPUs that the driver reports, in its order. Starts nothing on them.
 ///
 /// # Errors
 /// [`Error::Gpu`](crate::Error::Gpu) without a driver of CUDA 12.0 that starts and shows a GPU.

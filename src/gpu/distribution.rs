@@ -1,5 +1,5 @@
-//! Distributes blocks over GPUs: adds up what some of them take on one, and chooses the streamed
-//! ones.
+//! Distributes blocks over GPUs: adds up the memory that blocks take on a GPU, and chooses the
+//! blocks to stream.
 
 use super::fault::refuse;
 use super::needs::{Needs, Residence};

@@ -1,4 +1,4 @@
-//! Errors: the driver's answers with their remedies, and refused arguments.
+//! Errors: those of the driver, with their remedies, and those of refused arguments.
 
 use std::fmt::Display;
 

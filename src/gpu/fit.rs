@@ -39,7 +39,7 @@ impl Demand {
     /// thread block. `None` if no warp fits.
     ///
     /// `room` is the shared memory that a thread block may have. `resident` tells how many thread
-    /// blocks with so many warps a multiprocessor runs at once.
+    /// blocks with this many warps a multiprocessor runs at once.
     pub(super) fn fill(
         self,
         room: u32,

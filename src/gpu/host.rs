@@ -5,8 +5,8 @@
 //!             once, at load            when its tensor is read  a thread each, some MiB at a time
 //! ```
 //!
-//! Two outputs of its own take decoded blocks in turn. The CPU checks what only verification looks
-//! at in tiles: records, and bits between lanes.
+//! Two output buffers take decoded blocks in turn. The CPU makes the checks of tiles that only
+//! verification needs: records, and bits between lanes.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};

@@ -2,11 +2,11 @@
 //! `directories → plan → device memory → sections through pinned buffers → tables and tasks`.
 //!
 //! While sections are copied, the host validates codebooks, output offsets and offsets of tiles
-//! (`stored`). No section of codebooks goes to a GPU: `part::build_tables` copies what decode
-//! tables are made of, and frees it afterwards. Matrices in the fast layout come last, once they
-//! are validated: `linear::arrival` takes strips through slots, decodes them, and packs them with
-//! less than 256 MB of device memory besides the result. The other arrays of such a block lie there
-//! one by one, not in their sections.
+//! (`stored`). Sections of codebooks do not go to a GPU: `part::build_tables` copies what it needs
+//! to make decode tables, and frees it afterwards. Matrices in the fast layout come last, after
+//! validation: `linear::arrival` moves strips through slots, decodes them, and packs them with less
+//! than 256 MB of device memory besides the result. The other arrays of such a block are copied one
+//! by one, not as sections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ pub(super) const fn share_of(free: u64) -> u64 {
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
 
-/// How a model is loaded onto GPUs.
+/// Options for loading a model onto GPUs.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
     plan: Option<Plan>,
@@ -44,8 +44,8 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Keeps all blocks resident if there is one GPU, and takes what [`Plan::fit`] makes of 90 % of
-    /// the free memory if there are several; keeps matrices as stored.
+    /// Defaults: keeps all blocks resident on one GPU; with several GPUs, uses [`Plan::fit`] with
+    /// 90 % of the free memory. Keeps matrices as stored.
     pub const fn new() -> Self {
         Self { plan: None, preference: Preference::Stored, is_unchecked: false }
     }
@@ -57,7 +57,7 @@ impl LoadOptions {
         self
     }
 
-    /// Sets how the matrices of resident blocks lie on the GPU, for [`Linear`](super::Linear).
+    /// Sets the residence of matrices in resident blocks, for [`Linear`](super::Linear).
     /// [`Preference::Auto`] uses 90 % of the free memory. Cannot be combined with
     /// [`LoadOptions::plan`]: a plan sets it itself ([`Plan::prefer`]).
     #[must_use]
@@ -105,7 +105,8 @@ impl LoadOptions {
     }
 }
 
-/// How a model is opened and loaded onto a GPU, in one call. [`OpenOptions::device`] makes it.
+/// Options for opening a model and loading it onto a GPU, in one call. From
+/// [`OpenOptions::device`].
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
     open: OpenOptions,
@@ -114,7 +115,7 @@ pub struct DeviceOptions {
 }
 
 impl OpenOptions {
-    /// Loads what is opened onto the GPU of this number, which [`devices`](super::devices) lists.
+    /// Loads the opened model onto the GPU with this number, as in [`devices`](super::devices).
     ///
     /// ```no_run
     /// # fn main() -> df11::Result<()> {

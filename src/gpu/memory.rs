@@ -1,5 +1,5 @@
 //! Device memory that is freed only when nothing on the GPU can still use it: `cuMemFree` waits for
-//! all work. Nothing calls `cuCtxSynchronize`, which would break captures of other threads.
+//! all work. `cuCtxSynchronize` is never called, because it would break captures of other threads.
 #![expect(unsafe_code, reason = "calls of the driver, each with its proof")]
 
 use std::sync::Arc;

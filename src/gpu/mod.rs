@@ -1,15 +1,15 @@
 //! Decoding on NVIDIA GPUs: a model's sections stay compressed in device memory, and each block is
-//! expanded when it is used.
+//! decoded when it is used.
 //!
 //! ```text
 //! devices → Device → Model::load → GpuModel → GpuBlock::decode_into → weights, on a stream
 //!                    validate, pinned buffers, checksums        no allocation, no synchronisation
 //! ```
 //!
-//! Nothing here panics or fails to link without CUDA: the driver is looked up at run time, and
-//! [`devices`] and [`Device::open`] return [`Error::Gpu`](crate::Error::Gpu).
+//! Without CUDA, this module still links and does not panic: it looks for the driver at run time,
+//! and [`devices`] and [`Device::open`] return [`Error::Gpu`](crate::Error::Gpu).
 //!
-//! [`GpuDecoder`] brings decoded bytes back to the host, for verification.
+//! [`GpuDecoder`] copies decoded bytes back to the host, for verification.
 //!
 //! ```no_run
 //! use df11::gpu::{Device, LoadOptions, Status};

@@ -12,7 +12,7 @@ use super::{
 use crate::open::{Slice, none_such};
 use crate::{BlockLayout, Dtype, Result};
 
-/// A model whose blocks lie compressed in the memory of GPUs, or pinned on the host if those are
+/// A model whose blocks are compressed in the memory of GPUs, or pinned on the host if the GPUs are
 /// too small, ready to be decoded.
 ///
 /// On the GPUs it takes as many bytes as its sections in the containers, and 17 kB of decode table
@@ -82,12 +82,12 @@ fn find(all: &Names, what: &str, name: &str) -> Result<usize> {
 }
 
 impl GpuModel {
-    /// The GPUs on which it lies, in the order given.
+    /// The GPUs that hold it, in the order given.
     pub fn devices(&self) -> impl ExactSizeIterator<Item = &Device> {
         self.inner.parts.iter().map(|part| &part.device)
     }
 
-    /// The plan that says where its blocks lie.
+    /// The plan that says where its blocks are.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
@@ -132,7 +132,7 @@ impl GpuModel {
         Ok(GpuTensor { entry: self.inner.tensor(name)?.0 })
     }
 
-    /// Bytes of a buffer that has room for any loaded block, decoded.
+    /// The size in bytes of a buffer that can hold any loaded block, decoded.
     pub fn largest_block_bytes(&self) -> u64 {
         self.inner.blocks.iter().map(|block| block.layout.bytes).max().unwrap_or(0)
     }
@@ -319,7 +319,7 @@ impl<'m> GpuBlock<'m> {
     /// checked.
     ///
     /// # Safety
-    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nobody
+    /// `output` has [`BlockLayout::bytes`] of memory that the block's device may write, and nothing
     /// else uses it until the work is done. Each replay of a captured graph needs the same, and
     /// needs the model and the status word to be alive.
     #[expect(unsafe_code, reason = "launches")]

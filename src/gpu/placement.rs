@@ -5,8 +5,8 @@ use super::fault::refuse;
 use super::needs::{self, Needs, Residence};
 use crate::{Block, Model, Result};
 
-/// The place of each block of a model, if it is loaded at all. Made from directories alone, so no
-/// GPU is needed to find out what would fit.
+/// The place of each loaded block of a model. Plans are made only from directories, so no GPU is
+/// needed to find out what would fit.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -49,14 +49,14 @@ impl Plan {
     /// Places blocks so that no GPU takes more than its number of bytes of `memory`, [room for
     /// outputs](Plan::device_bytes) included.
     ///
-    /// If the model fits, its blocks lie resident in their order, each GPU filled before the next
-    /// one. If it does not, each GPU gets a run of blocks in proportion to its memory, and as few
-    /// of them as possible are streamed, spread evenly over its run, so that copies have time while
-    /// resident blocks are used. The cost grows with the number of blocks.
+    /// If the model fits, all its blocks are resident, in their order; each GPU is filled before
+    /// the next one. If it does not, each GPU gets a run of blocks in proportion to its memory, and
+    /// as few of them as possible are streamed, spread evenly over its run, so that copies have
+    /// time while resident blocks are used. The cost grows with the number of blocks.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if a GPU cannot even hold two slots and two
-    /// outputs; it tells the bytes needed;
+    /// outputs (the error says how many bytes it needs);
     /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor of a newer version.
     pub fn fit(model: &Model, memory: &[u64]) -> Result<Self> {
         Self::fit_preferring(model, memory, Preference::Stored)
@@ -64,7 +64,7 @@ impl Plan {
 
     /// Places blocks like [`Plan::fit`], with the matrices of resident blocks as the caller
     /// prefers. With [`Preference::Fast`] no block is streamed. With [`Preference::Auto`] all are
-    /// fast if they fit, otherwise as many as fit beside what [`Plan::fit`] places.
+    /// fast if they fit, otherwise as many as fit in addition to what [`Plan::fit`] places.
     ///
     /// # Errors
     /// Same as [`Plan::fit`]; [`Error::Parameter`](crate::Error::Parameter) if the model does not
@@ -88,7 +88,7 @@ impl Plan {
     }
 
     /// Places each block as the caller says: on which of this many GPUs, resident or streamed.
-    /// `None` leaves a block out: it is not loaded, takes no memory, and cannot be asked for
+    /// `None` leaves a block out: it is not loaded, takes no memory, and is not found
     /// ([`GpuModel::block`](super::GpuModel::block)).
     ///
     /// ```
@@ -188,7 +188,8 @@ impl Plan {
         Ok(self.lay(&blocks, preference, memory))
     }
 
-    /// Chooses how matrices lie, and adds up the memory. The blocks and GPUs are the plan's own.
+    /// Chooses the residence of matrices, and adds up the memory. The blocks and GPUs are the
+    /// plan's own.
     pub(super) fn lay(mut self, blocks: &[Needs], preference: Preference, memory: &[u64]) -> Self {
         self.residences = vec![Residence::Stored; blocks.len()];
         self.host_bytes = 0;
@@ -220,7 +221,7 @@ impl Plan {
         self
     }
 
-    /// How the matrices of each block lie, in the model's order; as stored if the block is not
+    /// The residence of each block's matrices, in the model's order; as stored if the block is not
     /// resident or has no matrix that can be fast.
     pub fn residences(&self) -> &[Residence] {
         &self.residences
@@ -231,7 +232,7 @@ impl Plan {
         &self.placements
     }
 
-    /// The blocks that lie on a GPU, resident or streamed, by their index in the model.
+    /// The blocks of a GPU, resident or streamed, by their index in the model.
     pub(super) fn blocks_on(&self, device: usize, streamed: bool) -> impl Iterator<Item = usize> {
         let wanted = Some(Placement { device, streamed });
         self.placements
@@ -243,9 +244,9 @@ impl Plan {
 
     /// Bytes that each GPU takes: sections, slots, decode tables, tasks, and two outputs of its
     /// largest block, which the caller allocates. Matrices in the fast layout count with the most
-    /// bytes that they can take, exceptions included, which is about 1 % more than they usually do.
-    /// Not counted are what the driver adds (a few hundred MB per process) and the up to 256 MB
-    /// that making the fast layout takes until a load is done.
+    /// bytes that they can take, exceptions included, which is about 1 % more than they usually
+    /// take. This does not count what the driver adds (a few hundred MB per process), nor the up to
+    /// 256 MB that a load needs to make the fast layout.
     pub fn device_bytes(&self) -> &[u64] {
         &self.device_bytes
     }
@@ -257,7 +258,7 @@ impl Plan {
     }
 }
 
-/// How the matrices of resident blocks are to lie in device memory.
+/// The wanted residence of matrices in resident blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preference {
@@ -266,7 +267,7 @@ pub enum Preference {
     Stored,
     /// In the fast layout, about 12.1 bits per weight: the least time. A matrix stays as it is
     /// stored if it has too many exceptions, more than 65,536 columns, or 2^32 weights or more;
-    /// [`Matrix::residence`](super::Matrix::residence) tells.
+    /// [`Matrix::residence`](super::Matrix::residence) shows this.
     Fast,
     /// In the fast layout as far as memory allows, otherwise as stored, block by block.
     Auto,

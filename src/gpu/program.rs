@@ -1,12 +1,12 @@
-//! Programs: tensors of one GPU, or slices of them, decoded to places of one output. Tasks are made
-//! once, and run on the caller's stream any number of times.
+//! A program decodes tensors of one GPU, or slices of them, to places in one output. Its tasks are
+//! made once, and run on the caller's stream any number of times.
 //!
-//! A decode is one launch per decode kernel that its tensors need: one of `gap` for each number of
-//! bytes per thread, one of `tile`, one of each other float, one that unpacks the fast layout. A
-//! coded tensor says which kernel decodes it, and from which table and task
-//! (`stored::CodedTensor`). `fit` chooses a launch's warps by the shared memory that its largest
-//! tile needs. A block has a program from the load on, and a streamed block one for each slot;
-//! callers make others of `Piece`s.
+//! A decode has one launch for each kernel that its tensors need: one of `gap` for each number of
+//! bytes per thread, one of `tile`, one for each other float, and one that unpacks the fast layout.
+//! A coded tensor names the kernel that decodes it, its table and its task (`stored::CodedTensor`).
+//! `fit` chooses a launch's warps by the shared memory that its largest tile needs. Loading makes a
+//! program for each block, and for a streamed block one for each slot; callers make others from
+//! `Piece`s.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{null, null_mut};
@@ -46,7 +46,7 @@ pub(super) struct Cut<'s> {
 pub struct GpuProgram {
     /// First the launches that read sections where they lie: in device memory, or on the host, over
     /// the bus. Then those that read each slot of the streamed block with `turn`; captured graphs
-    /// do not use these, because a slot belongs to whoever decodes next.
+    /// do not use these, because a slot belongs to the next decode.
     launches: Vec<Launches>,
     /// The turn of the streamed block through whose slots it decodes, if there is one.
     pub(super) turn: Option<usize>,
@@ -95,7 +95,7 @@ impl GpuProgram {
 
     /// Puts the decoding of all pieces on a stream, as
     /// [`GpuBlock::decode_into`](super::GpuBlock::decode_into) does for a block. Bytes between
-    /// pieces stay as they are; if pieces overlap, bytes are those of any of them.
+    /// pieces do not change; if pieces overlap, the bytes there are those of any of them.
     ///
     /// # Errors
     /// Same as [`GpuBlock::decode_into`](super::GpuBlock::decode_into).

@@ -1,5 +1,5 @@
-//! The word in which kernels say that a stream is malformed. It lies in pinned memory of the host,
-//! where it is read without a copy and without waiting.
+//! The status word, in which kernels report malformed streams. It is in pinned host memory, where
+//! reading it needs neither a copy nor a wait.
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
@@ -21,11 +21,12 @@ const PROBLEMS: [(u32, &str); 9] = [
 /// The bit that a call's arguments set, never stored data.
 const INDEX: u32 = 256;
 
-/// A word in which kernels on a device set bits if a stream contradicts itself; 0 is good.
+/// A word in which kernels on a device set bits if a stream contradicts itself; 0 means that all is
+/// well.
 ///
-/// It lies in pinned memory of the host, and kernels write it over the bus only if they find a
-/// problem. So the host can read it at any time ([`Status::check_done`]) without a copy and without
-/// waiting, even while CUDA graphs are captured or replayed.
+/// It is in pinned host memory, and kernels write it over the bus only if they find a problem. So
+/// the host can read it at any time ([`Status::check_done`]) without a copy and without waiting,
+/// even while CUDA graphs are captured or replayed.
 ///
 /// Any number of decodings on any streams may share one; bits stay until [`Status::clear`] or
 /// [`Status::check_done`]. Decoding itself never waits for it.
@@ -67,8 +68,8 @@ impl Status {
         judge(self.read(stream)?)
     }
 
-    /// Checks, like [`Status::check`], the kernels that are done by now: waits for nothing, and
-    /// takes nanoseconds. Reports each problem once.
+    /// Checks, like [`Status::check`], the kernels that have finished: does not wait, and takes
+    /// nanoseconds. Reports each problem once.
     ///
     /// # Errors
     /// [`Error::Corrupt`] and [`Error::Parameter`], same as [`Status::check`].

@@ -1,4 +1,4 @@
-//! Tensors as a GPU needs them: the places of their arrays, and the tasks that decode parts of
+//! Tensors as a GPU needs them: the addresses of their arrays, and the tasks that decode parts of
 //! them.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};

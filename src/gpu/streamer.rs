@@ -1,9 +1,9 @@
 //! Streamed blocks: copied from pinned host memory into two slots on the GPU, ahead of their use.
 //!
-//! The order of copies is decided without a GPU. Events order copies and kernels, so the host never
-//! waits. A slot belongs to the block that is decoded next. So three kinds of work read streamed
-//! tensors in place, over the bus: CUDA graphs that are captured, a few rows, and programs whose
-//! tensors lie in several blocks.
+//! `Schedule` decides the order of copies, and needs no GPU for that. Events order copies and
+//! kernels, so the host never waits. A slot holds the block that is decoded next, so three kinds of
+//! work read streamed tensors in place, over the bus: captured CUDA graphs, a few rows, and
+//! programs whose tensors are in several blocks.
 #![expect(unsafe_code, reason = "copies to the device, each with its proof")]
 
 use std::sync::{Arc, Mutex};

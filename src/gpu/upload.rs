@@ -160,7 +160,7 @@ impl Model {
     ///
     /// # Safety
     /// Each address has device memory for its array
-    /// ([`Tiles::array_lengths`]), which nobody else uses meanwhile.
+    /// ([`Tiles::array_lengths`]), which nothing else uses meanwhile.
     #[expect(unsafe_code, reason = "device addresses")]
     pub unsafe fn upload_arrays(
         &self,

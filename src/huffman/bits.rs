@@ -7,7 +7,7 @@ pub(crate) const PEEK_BITS: usize = 57;
 /// and zeros above.
 ///
 /// # Panics
-/// Where fewer than 8 bytes follow.
+/// If fewer than 8 bytes follow.
 #[inline]
 pub(crate) fn peek(stream: &[u8], bit: usize) -> u64 {
     // A range of known length is one comparison; `first_chunk` of the rest would be two.

@@ -1,7 +1,7 @@
-//! The code: how long each exponent's is, by package-merge, and which bits it has.
+//! The Huffman code: the length of each exponent's code, by package-merge, and its bits.
 //!
-//! Lengths are the authority from which every table is derived. Codes are canonical, as RFC 1951
-//! section 3.2.2 assigns them: shorter codes first, then by symbol.
+//! Every table is derived from the lengths. Codes are canonical, as RFC 1951 section 3.2.2 assigns
+//! them: shorter codes first, then by symbol.
 
 use std::ops::Add;
 

@@ -1,8 +1,8 @@
 //! The exponent code: how often each exponent occurs, how long its code is, and the tables that
 //! write and read it.
 //!
-//! `Histogram → CodeLengths → Codes`; tables to read by follow from the lengths. The code is
-//! canonical, so the lengths alone define it; everything else is derived.
+//! `Histogram → CodeLengths → Codes`. The code is canonical, so the lengths alone define it; the
+//! tables of readers are derived from them too.
 
 pub(crate) mod bits;
 mod code;

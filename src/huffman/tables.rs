@@ -56,7 +56,7 @@ impl Luts {
     }
 
     /// The exponent and the length of the code at the start of a stream whose next 16 bits are
-    /// `bits`; `None` where there is no such code.
+    /// `bits`; `None` if there is no such code.
     #[inline]
     pub(crate) fn find(&self, bits: u16) -> Option<(u8, u8)> {
         let entry = self.luts[0][usize::from(bits) % LUT_ENTRIES];

@@ -1,6 +1,6 @@
-//! Weights beside the containers of a folder, which these lack, such as a new head: a safetensors
-//! file of a fixed name. Its metadata have the identity of the model that it belongs to, and the
-//! hash of each tensor, by which verification knows it.
+//! Weights that a folder's containers lack, such as a new head, in a safetensors file with a fixed
+//! name beside them. The file's metadata have the identity of its model and the hash of each
+//! tensor, which verification checks.
 
 use std::{collections::BTreeMap, path::Path};
 

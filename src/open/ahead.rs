@@ -1,16 +1,16 @@
-//! Which bytes will be read next: what containers beyond a network are told, so that bytes come
-//! before they are needed. Nothing of it costs anything where containers are files.
+//! Tells remote containers which bytes will be read next, so that they arrive before they are
+//! needed. This costs nothing if containers are local files.
 
 use std::{any::Any, ops::Range};
 
 use super::{shard::Shard, tensor::Tensor};
 use crate::constants::CHECKSUM_CHUNK_BYTES;
 
-/// Bytes of a tensor's arrays that are brought together: all arrays of one part of its weights, and
+/// Bytes of a tensor's arrays that are fetched together: all arrays of one part of its weights, and
 /// then those of the next part.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Bytes that are on their way, until it is dropped.
+/// Fetches bytes until it is dropped.
 #[derive(Default)]
 #[must_use]
 pub struct ReadAhead {

@@ -1,5 +1,5 @@
-//! The base of a model: another model, compressed or not, from whose tensors those in `delta` are
-//! differences. It is found by name and known by the hashes of its tensors.
+//! The base of a model: another model, compressed or not, to which tensors in `delta` store
+//! differences. Names locate it, and the hashes of its tensors prove that it is the right one.
 
 use std::{
     collections::HashMap,

@@ -1,10 +1,10 @@
 //! Files beside the containers of a folder: side files (spec/format.md, section 8), and the model
-//! card, which is no original file and must not come back among those.
+//! card, which is not an original file and must not be restored as one.
 //!
-//! The directory records length and hash of each original side file. The file on disk may differ:
-//! transformers and diffusers find a line in `config.json` by which they know that the weights are
-//! compressed. A file that begins with the mark gets a second one, so that every original comes
-//! back; JSON reads both as one key.
+//! The directory records length and hash of each original side file. The file on disk may differ: a
+//! line in `config.json`, the mark, tells transformers and diffusers that the weights are
+//! compressed. A file that already begins with the mark gets a second one, so that every original
+//! can be restored; JSON readers take both as one key.
 //!
 //! ```text
 //! {                                                    the original, up to its first brace
@@ -12,8 +12,7 @@
 //!   "architectures": ["LlamaForCausalLM"], …           the rest of the original
 //! ```
 //!
-//! The last line of a card seals it: whoever reads the folder knows it for what it is as long as
-//! nobody has edited it.
+//! The last line of a card holds a seal, by which readers recognise a card that nobody has edited.
 
 use std::{
     collections::BTreeSet,

@@ -1,16 +1,16 @@
-//! Chunks from beyond a network on a local disk, for later runs and for other processes. Off unless
-//! somebody names a folder.
+//! Keeps fetched chunks on a local disk, for later runs and for other processes. The cache is off
+//! unless somebody names a folder.
 //!
 //! ```text
 //! FOLDER/HASH/SHARD-CHUNK-CHECKSUM.chunk     the bytes of one chunk
 //! FOLDER/HASH/NN.lock                        locked while a process fetches some chunks
 //! ```
-//! HASH is that of the container's name and the model's identity: a store that claims the identity
-//! of another's model cannot give chunks to it.
+//! HASH covers the container's name and the model's identity: a store that claims the identity of
+//! another store's model cannot supply chunks of that model.
 //!
-//! A file appears whole, by a rename, and is checked whenever it is read: one that is damaged is
-//! removed, and the chunk is fetched again. Chunks used longest ago go first. The crate
-//! `cacache` would bring its own hashes, index and runtime, and bounds nothing.
+//! A rename makes each file appear complete, and every read checks it: a damaged file is removed,
+//! and the chunk is fetched again. The least recently used chunks are removed first. The crate
+//! `cacache` was rejected: it brings its own hashes, index and runtime, and has no size limit.
 
 use std::{
     env,
@@ -83,7 +83,7 @@ impl CacheFolder {
     /// The cache that the process or the environment has: `DF11_CACHE` and `DF11_CACHE_BYTES`.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a number that is none.
+    /// [`Error::Parameter`] for an invalid number.
     pub(super) fn chosen() -> Result<Option<Self>> {
         let named = || {
             let folder = env::var_os("DF11_CACHE").filter(|folder| !folder.is_empty())?;

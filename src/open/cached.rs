@@ -44,7 +44,7 @@ impl Shard {
         Ok(bytes)
     }
 
-    /// Has ranges brought, in this order, while they are read: to memory, or to the cache.
+    /// Fetches ranges ahead of reads, in this order, to memory or to the cache.
     pub(super) fn bring(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
         match &self.cache {
             Some(cache) => self.fill(cache, ranges),

@@ -1,4 +1,4 @@
-//! Chunks of a container: their checksums, and which of them were found right.
+//! Chunks of a container: their checksums, and which chunks have passed the check.
 
 use std::{ops::Range, sync::atomic::Ordering};
 
@@ -16,8 +16,8 @@ impl Shard {
         (first..).zip(chunks).map(|(index, _)| index)
     }
 
-    /// Chunks of `place` that were not checked yet, from beyond a network all: they come anew each
-    /// time. None if checksums are of no interest.
+    /// Chunks of `place` that have not been checked; of a remote container all, because they are
+    /// fetched again each time. None if checksums are not checked.
     pub(super) fn unchecked_chunks(
         &self,
         place: &Range<u64>,

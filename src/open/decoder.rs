@@ -1,5 +1,5 @@
-//! Decoders of tensors into host memory: the seam through which verification gets its bytes, and
-//! the CPU. All that a range of a tensor needs is found and prepared once.
+//! Decoders of tensors into host memory: the trait through which verification gets its bytes, and
+//! its implementation on the CPU. Whatever a range of a tensor needs is found and prepared once.
 
 use std::{borrow::Cow, cell::RefCell, fmt::Debug, ops::Range};
 

@@ -1,4 +1,4 @@
-//! Reading from beyond a network: chunk by chunk, each checked whenever it comes.
+//! Reads remote containers chunk by chunk, and checks each chunk whenever it arrives.
 
 use std::{ops::Range, sync::Arc};
 
@@ -47,7 +47,7 @@ impl Shard {
         self.fetched_chunk(chunk)
     }
 
-    /// A chunk from beyond a network, anew and checked.
+    /// A remote chunk, fetched again and checked.
     pub(super) fn fetched_chunk(&self, chunk: usize) -> Result<Vec<u8>> {
         let bytes = self.read_unchecked(self.chunks[chunk].clone())?.into_owned();
         self.accept_checksum(chunk, crc32fast::hash(&bytes))?;

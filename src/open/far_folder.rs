@@ -1,4 +1,4 @@
-//! Side files beside containers that lie beyond a network.
+//! Side files beside remote containers.
 
 use std::{
     fs,
@@ -15,8 +15,7 @@ use crate::{
     temporary::{TemporaryFolder, folder_for_fetched},
 };
 
-/// The folder of a model beyond a network: files beside its containers are fetched when they are
-/// first asked for.
+/// The folder of a remote model: files beside its containers are fetched on first use.
 #[derive(Debug)]
 pub(super) struct FarFolder {
     place: Place,

@@ -1,4 +1,4 @@
-//! Filling a cache ahead of reads: of several processes that share it, one fetches each chunk.
+//! Fills a cache ahead of reads: if several processes share it, one of them fetches each chunk.
 //!
 //! ```text
 //! lots      | 0 | 1 | 2 | 3 | 4 | 5 | …     16 chunks at most: one request

@@ -1,4 +1,4 @@
-//! Chunks that came over a network, kept for a while.
+//! Fetched chunks, kept in memory for a while.
 
 use std::{
     collections::VecDeque,

@@ -28,8 +28,8 @@ use crate::{
 
 /// An open model: one container, or all shards of a folder.
 ///
-/// A model holds directories only; tensors are read and decoded when they are asked for. It is
-/// `Send` and `Sync`: any number of threads may decode from it at once.
+/// A model holds only directories; tensors are read and decoded on request. It is `Send` and
+/// `Sync`: any number of threads may decode from it at once.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -65,7 +65,7 @@ struct JoinedBlock {
 }
 
 impl Model {
-    /// Joins shards; they come with any order of their indices.
+    /// Joins shards, which may be in any order.
     pub(super) fn new(mut shards: Vec<Shard>, folder: Option<PathBuf>) -> Result<Self> {
         shards.sort_by_key(|shard| shard.directory().shard.shard_index.get());
         check_shards(&shards)?;
@@ -82,20 +82,20 @@ impl Model {
         })
     }
 
-    /// Names the folder beyond a network in which it lies.
+    /// Sets the name of its remote folder.
     #[cfg(feature = "remote")]
     pub(super) fn in_far_folder(self, folder: FarFolder) -> Self {
         Self { far_folder: Some(folder), ..self }
     }
 
-    /// The folder beyond a network in which it lies.
+    /// Its remote folder.
     #[cfg(feature = "remote")]
     pub(super) fn far_folder(&self) -> Option<&FarFolder> {
         self.far_folder.as_ref()
     }
 
-    /// The folder with the side files beside its containers, if it has one. From beyond a network
-    /// they are fetched to a temporary one, the first time.
+    /// The folder with the side files beside its containers, if it has one. Remote side files are
+    /// fetched to a temporary folder at the first call.
     #[cfg_attr(
         not(feature = "remote"),
         expect(clippy::unnecessary_wraps, reason = "side files may have to be fetched")
@@ -127,12 +127,12 @@ impl Model {
         self.shards.iter().flat_map(Shard::files)
     }
 
-    /// The original files that lie beside the containers.
+    /// The original files beside the containers.
     pub(crate) fn files_beside(&self) -> impl Iterator<Item = OriginalFile<'_>> {
         self.files().filter(OriginalFile::is_beside)
     }
 
-    /// Files in its folder that no container records, and what was passed over.
+    /// Files in its folder that no container records, and files that were skipped.
     pub(crate) fn bystanders(&self) -> Result<(Vec<Found>, Vec<LeftOut>)> {
         let (mut found, mut left_out) = self.walk()?;
         let beside: HashSet<&str> = self.files_beside().map(|file| file.path()).collect();
@@ -193,7 +193,7 @@ impl Model {
         self.folder.as_deref()
     }
 
-    /// Whether all shards of the model are open; a single shard of several opens alone.
+    /// Whether all shards of the model are open; one shard of several can be opened alone.
     pub fn is_complete(&self) -> bool {
         self.shards.len() as u64 == self.shard_count()
     }
@@ -209,15 +209,16 @@ impl Model {
         self.metadata().find_map(|(found, value)| (found == key).then_some(value))
     }
 
-    /// Indices of the model's shards that are not open, ascending. Cost: that of their number.
+    /// Indices of the model's shards that are not open, ascending. The cost grows with their
+    /// number.
     pub fn missing_shards(&self) -> Vec<u64> {
         let mut open =
             self.shards.iter().map(|shard| shard.directory().shard.shard_index.get()).peekable();
         (0..self.shard_count()).filter(|&index| open.next_if_eq(&index).is_none()).collect()
     }
 
-    /// Paths of weights files that are in no open shard, as far as they are known: from an index
-    /// (`*.safetensors.index.json`) beside the shards. Ascending.
+    /// Paths of weights files that are in no open shard, ascending, as far as an index
+    /// (`*.safetensors.index.json`) beside the shards lists them.
     ///
     /// # Errors
     /// [`Error::Io`] if the folder cannot be read.
@@ -235,13 +236,13 @@ impl Model {
         self.shards[0].directory().shard.shard_count.get()
     }
 
-    /// The hash by which the shards of the model know each other.
+    /// The hash that all shards of the model share.
     pub fn identity(&self) -> blake3::Hash {
         blake3::Hash::from_bytes(self.shards[0].directory().shard.identity)
     }
 
-    /// The header of an original weights file, as JSON: the tensors where they lay in it, and its
-    /// own metadata. The cost is that of its length.
+    /// The header of an original weights file, as JSON: its tensors with their offsets, and its
+    /// metadata. The cost grows with its length.
     ///
     /// # Errors
     /// [`Error::Parameter`] if no open shard has a weights file of this path; [`Error::Corrupt`] if
@@ -303,7 +304,7 @@ fn some(all: impl IntoIterator<Item = impl ToString, IntoIter: ExactSizeIterator
     text
 }
 
-/// The answer to a name that a model lacks, here and on GPUs.
+/// The error for a name that a model lacks, here and on GPUs.
 pub(crate) fn none_such(what: &str, name: &str) -> Error {
     Error::parameter(format!("there is no {what} {name:?}"), "name one that the model has")
 }
@@ -380,7 +381,7 @@ pub struct BlockLayout {
     /// Size of the buffer, in bytes.
     pub bytes: u64,
     /// The bytes of each tensor, in the order of [`Block::tensors`]. Each starts on a multiple of
-    /// 256: libraries choose their kernels by alignment, and so may a result's bits depend on it.
+    /// 256: libraries choose kernels by alignment, so the bits of a result may depend on it.
     pub tensors: Vec<Range<u64>>,
 }
 
@@ -440,10 +441,10 @@ impl<'m> Block<'m> {
         self.decode_with(&Cpu, buffer)
     }
 
-    /// Like [`Block::decode_into`], with another decoder than the CPU.
+    /// Like [`Block::decode_into`], with a decoder other than the CPU.
     ///
     /// # Errors
-    /// Like [`Block::decode_into`], and what the decoder answers.
+    /// Like [`Block::decode_into`], and the decoder's errors.
     pub fn decode_with(&self, decoder: &dyn Decoder, buffer: &mut [u8]) -> Result<()> {
         let layout = self.layout()?;
         if buffer.len() as u64 != layout.bytes {

@@ -1,5 +1,4 @@
-//! Opening what lies at a path: a container, all shards of a model, or the components of a
-//! pipeline.
+//! Opens what is at a path: a container, all shards of a model, or the components of a pipeline.
 //!
 //! `pipeline.df11` has no weights. It records the files of the pipeline that belong to no
 //! component, and in its metadata it lists the components with their identities, so that none is
@@ -30,8 +29,8 @@ use crate::{
 /// Reads and validates headers and directories; the cost grows with the number of tensors and not
 /// with their size. Containers are mapped into memory: **they must not be truncated or changed
 /// while they are open** (a truncated file would end the process with SIGBUS). Writing the same
-/// model again with this crate is safe, since it renames a new file over the old one. Where files
-/// change in place, use [`OpenOptions::memory_map`].
+/// model again with this crate is safe, because it renames a new file over the old one. If files
+/// may change in place, use [`OpenOptions::memory_map`].
 ///
 /// # Errors
 /// [`Error::Io`], [`Error::Unsupported`], [`Error::Corrupt`] or [`Error::Limit`], with the file's
@@ -72,8 +71,8 @@ impl OpenOptions {
         Model::new(self.shards(path)?, Some(path.to_owned()))
     }
 
-    /// Opens containers that are no files: bytes in memory, or a remote store. `name` stands for
-    /// the path in errors.
+    /// Opens containers that are not files: bytes in memory, or a remote store. Errors show `name`
+    /// in place of a path.
     ///
     /// # Errors
     /// Like [`open`].
@@ -90,11 +89,11 @@ impl OpenOptions {
     }
 
     /// Opens a container, the folder of a model, or the folder of a pipeline with all its
-    /// components. A component that is not there is no error: see [`Models::missing`].
+    /// components. A missing component is not an error: see [`Models::missing`].
     ///
     /// # Errors
-    /// Like [`OpenOptions::open`], and [`Error::Parameter`] if a component is another model than
-    /// the pipeline's container says.
+    /// Like [`OpenOptions::open`]; [`Error::Parameter`] if a component is not the model that the
+    /// pipeline's container lists.
     ///
     /// ```
     /// # fn main() -> df11::Result<()> {
@@ -252,13 +251,13 @@ fn map(path: &Path) -> Result<Mapped> {
     Ok(Mapped { map, file: FileReader::new(path, file)? })
 }
 
-/// Whether a path is what [`open`] takes and [`Source::open`](crate::Source::open) does not: by its
-/// name a container, or a folder that holds some and no safetensors file, or any name such as
-/// `s3://bucket/model`: no store is asked.
+/// Whether [`open`] takes a path that [`Source::open`](crate::Source::open) does not: a container
+/// by its name, a folder with containers and no safetensors file, or any name such as
+/// `s3://bucket/model`, without a request to the store.
 ///
 /// # Errors
-/// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it goes on or
-/// was interrupted.
+/// [`Error::Io`] if the folder cannot be read; [`Error::Parameter`] if a save into it is in
+/// progress or was interrupted.
 pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     let path = path.as_ref();
     if name_of(path).is_some() {
@@ -272,7 +271,7 @@ pub fn is_compressed(path: impl AsRef<Path>) -> Result<bool> {
     Ok(paths.clone().any(is_container) && !paths.any(is_safetensors))
 }
 
-/// Refuses a file that neither its name nor its first bytes tell for a container.
+/// Refuses a file that is a container neither by its name nor by its first bytes.
 fn check_kind(path: &Path) -> Result<()> {
     if is_container(path) {
         return Ok(());
@@ -293,8 +292,8 @@ fn check_kind(path: &Path) -> Result<()> {
     })
 }
 
-/// The error of a path that cannot be looked at; if it is not there and reads like the name of a
-/// repository, with how to get that.
+/// The error for a path that cannot be accessed; if the path is missing and looks like the name of
+/// a repository, the error says how to get that.
 fn or_fetch(path: &Path, error: io::Error) -> io::Error {
     let parts: Vec<_> = path.iter().filter_map(|part| part.to_str()).collect();
     let is_word =
@@ -337,7 +336,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// A model that is no component.
+    /// A model that is not a component.
     pub(super) fn alone(model: Model) -> Self {
         Self { components: vec![Component::new("", model)], missing: Vec::new() }
     }
@@ -347,13 +346,13 @@ impl Models {
         Self { components, missing }
     }
 
-    /// The components that are there, ascending by folder, and the files that belong to none of
-    /// them; or the one model.
+    /// The components that exist, ascending by folder, and the files that belong to none of them;
+    /// or the one model.
     pub fn components(&self) -> &[Component<Model>] {
         &self.components
     }
 
-    /// Folders of components that are not there, ascending.
+    /// Folders of missing components, ascending.
     pub fn missing(&self) -> &[String] {
         &self.missing
     }
@@ -378,10 +377,10 @@ impl Models {
         })
     }
 
-    /// The only model, for what takes no pipeline.
+    /// The only model, for callers that cannot take a pipeline.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if this is one; `what` says who asks.
+    /// [`Error::Parameter`] for a pipeline; `what` names the caller.
     pub fn single(mut self, what: &str) -> Result<Model> {
         match self.components.pop() {
             Some(component) if self.components.is_empty() && self.missing.is_empty() => {

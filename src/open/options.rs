@@ -1,4 +1,4 @@
-//! How models are opened.
+//! Options for opening models.
 
 use std::path::PathBuf;
 #[cfg(feature = "remote")]
@@ -9,7 +9,7 @@ use super::cache::CacheFolder;
 #[cfg(feature = "remote")]
 use crate::store::Patience;
 
-/// How a model is opened.
+/// Options for opening a model.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub(super) memory_map: bool,
@@ -48,11 +48,11 @@ impl OpenOptions {
         }
     }
 
-    /// Whether containers that come over a network are fetched whole into memory, as if they were
-    /// mapped. Opening begins that: what reads a tensor waits for its bytes, which are the next
-    /// ones to be asked for, and gets the error of the first container that fails. Otherwise (the
-    /// default) only what is wanted is fetched, whenever it is. Files are read into memory if they
-    /// are not mapped either ([`memory_map`](Self::memory_map)).
+    /// Whether remote containers are fetched completely into memory, as if they were mapped.
+    /// Opening starts the fetch. A read of a tensor waits for its bytes, which are requested next,
+    /// and gets the error of the first container that fails. Otherwise (the default) bytes are
+    /// fetched when they are read. Local files are read into memory if they are not mapped either
+    /// ([`memory_map`](Self::memory_map)).
     #[cfg(feature = "remote")]
     #[must_use]
     pub const fn in_memory(mut self, in_memory: bool) -> Self {
@@ -60,13 +60,13 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps chunks that come over a network in a folder, of at most about this many bytes, for
-    /// later runs and other processes; without it, in the folder that the environment variable
-    /// `DF11_CACHE` names, of `DF11_CACHE_BYTES` (64 GiB); without that, nowhere. Of no meaning to
-    /// files.
+    /// Keeps fetched chunks in a folder of at most about this many bytes, for later runs and other
+    /// processes. Without this option, the environment variable `DF11_CACHE` names the folder and
+    /// `DF11_CACHE_BYTES` (64 GiB by default) its size; without the variable nothing is kept. Local
+    /// files do not use the cache.
     ///
     /// Several processes may share a folder. Each counts the chunks of the others every 64 MiB, so
-    /// it may hold that much more for a while. Chunks are checked whenever they are read.
+    /// the folder may exceed its size by that much for a while. Chunks are checked at every read.
     #[cfg(feature = "remote")]
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>, most: u64) -> Self {
@@ -84,9 +84,9 @@ impl OpenOptions {
     }
 
     /// The base of a model that was compressed against one: its folder, its container or
-    /// safetensors file, or its name in the cache of the Hub (`org/name`). Without it the base is
-    /// looked for where the model says, and a tensor that needs it answers
-    /// [`Error::NoBase`](crate::Error::NoBase) if it is not there. Of no meaning to other models.
+    /// safetensors file, or its name in the cache of the Hub (`org/name`). Without this option the
+    /// base is looked for where the model says; if it is missing, tensors that need it return
+    /// [`Error::NoBase`](crate::Error::NoBase). Other models ignore it.
     #[must_use]
     pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
         self.base = Some(base.into());

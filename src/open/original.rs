@@ -1,5 +1,5 @@
-//! The original files of a model: what the prefix of a weights file says of its tensors, and its
-//! bytes, in the file's order and in bounded memory, which restores files and proves identity.
+//! The original files of a model: what the prefix of a weights file says about its tensors, and the
+//! file's bytes, in order and in bounded memory, to restore it and to check its hash.
 
 use std::{borrow::Cow, mem, ops::Range, sync::Arc};
 

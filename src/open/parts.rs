@@ -1,4 +1,4 @@
-//! Reading for a GPU: whole chunks, or arrays in parts that are checked when all have been read.
+//! Reads for a GPU: whole chunks, or arrays in parts, which are checked when all have been read.
 
 use std::{ops::Range, sync::Arc};
 
@@ -112,7 +112,7 @@ impl Shard {
         self.accept_checksum(chunk, hasher.finalize())
     }
 
-    /// All bytes of a section where they lie in memory, and what keeps them there.
+    /// All bytes of a section if they are in memory, and what keeps them there.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io) if they come over a network and do not come.

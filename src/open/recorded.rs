@@ -1,5 +1,5 @@
-//! A model records its base as a path relative to its own folder, or as the name of a repository of
-//! the Hub. Both are hints; the hash in each tensor's record decides.
+//! How a model records its base: as a path relative to its own folder, or as the name of a Hub
+//! repository. Both are hints; the hash in each tensor's record decides.
 
 use std::path::{Component, Path, PathBuf};
 

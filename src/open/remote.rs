@@ -1,4 +1,4 @@
-//! Opening names of object stores, HTTP and the Hub.
+//! Opens names of object stores, HTTP servers and the Hub.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! One open container: its bytes, its directory, and which of its chunks have been checked.
+//! One open container: its bytes, its directory, and the chunks that have been checked.
 
 #[cfg(feature = "cudarc")]
 use std::collections::HashMap;
@@ -131,7 +131,7 @@ impl Shard {
         self.reader.size()
     }
 
-    /// All bytes of the container where it is mapped into memory, unchecked; None if it is not.
+    /// All bytes of the container if it is mapped into memory, unchecked; None if it is not.
     /// Waits for those that come over a network.
     ///
     /// # Errors
@@ -243,7 +243,7 @@ impl Shard {
     /// keeping: fresh memory costs more than the read.
     ///
     /// # Panics
-    /// Where the array does not exist or the range exceeds it.
+    /// If the array does not exist or the range exceeds it.
     pub(crate) fn read_array_with<'s>(
         &'s self,
         array: usize,
@@ -301,7 +301,7 @@ impl Shard {
         Ok(view)
     }
 
-    /// Reads bytes of one section into `scratch`, widened to whole chunks where one must be
+    /// Reads bytes of one section into `scratch`, widened to whole chunks if one must be
     /// checked, so that nothing is read twice. Returns where in `scratch` they are.
     pub(super) fn read_checked(
         &self,
@@ -334,7 +334,7 @@ impl Shard {
     }
 }
 
-/// Bytes of a container, without copying where it is mapped. The caller has checked the range
+/// Bytes of a container, without copying if it is mapped. The caller has checked the range
 /// against its size.
 fn fetch<'a>(reader: &'a dyn ReadAt, path: &Path, range: Range<u64>) -> Result<Cow<'a, [u8]>> {
     let length = range.end - range.start;

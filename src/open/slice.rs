@@ -1,4 +1,4 @@
-//! Slices of tensors: for each of the first dimensions the indices that are wanted.
+//! Slices of tensors: the wanted indices in each of the first dimensions.
 //!
 //! ```text
 //!            columns             the last dimension that is not wanted whole, with those after it

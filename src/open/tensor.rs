@@ -1,4 +1,4 @@
-//! A tensor of an open model; a matrix in tiles as it is stored, for kernels and bindings.
+//! A tensor of an open model, and the stored arrays of a matrix in tiles, for kernels and bindings.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -68,7 +68,7 @@ impl Encoding {
     }
 }
 
-/// A tensor of an open model: its description, and the way to its bytes. Cheap to copy.
+/// A tensor of an open model: its description, and access to its bytes. Cheap to copy.
 ///
 /// Decoding works on all threads of the current rayon pool and checks the checksum of each chunk
 /// that it reads for the first time.
@@ -162,8 +162,7 @@ impl<'m> Tensor<'m> {
         self.record().dimensions()
     }
 
-    /// The number of its elements; 2^64 − 1 where more do not fit, which only an unknown dtype
-    /// allows.
+    /// The number of its elements; 2^64 − 1 if there are more, which only an unknown dtype allows.
     pub fn elements(&self) -> u64 {
         dtype::elements(&self.shape()).unwrap_or(u64::MAX)
     }
@@ -183,16 +182,16 @@ impl<'m> Tensor<'m> {
         })
     }
 
-    /// How it is stored; [`Encoding::Unknown`] for an unknown dtype too, since nothing is known of
-    /// its arrays then.
+    /// How it is stored; [`Encoding::Unknown`] also for an unknown dtype, because its arrays are
+    /// unknown then.
     pub fn encoding(&self) -> Encoding {
         let id = self.record().encoding.get();
         if self.dtype().is_some() { Encoding::from_id(id) } else { Encoding::Unknown(id) }
     }
 
-    /// Checks that its bytes are stored in a way that this version knows, and that its base is
-    /// here if it needs one: before anything is allocated, since nothing bounds the size of a
-    /// tensor that cannot be decoded.
+    /// Checks that this version can decode its bytes, and that its base is available if it needs
+    /// one. Call it before allocating, because nothing bounds the size of a tensor that cannot be
+    /// decoded.
     ///
     /// # Errors
     /// [`Error::Unsupported`] or [`Error::NoBase`] if not.
@@ -254,13 +253,13 @@ impl<'m> Tensor<'m> {
         self.shard.check_hash(format_args!("tensor {:?}", self.name()), hash, self.record().hash)
     }
 
-    /// Bytes that are decoded together: ranges that begin and end at multiples of it cost the
-    /// least.
+    /// The number of bytes that are decoded together: ranges that begin and end at multiples of it
+    /// cost the least.
     pub(crate) fn grain(&self) -> u64 {
         self.target().coded().ok().flatten().map_or(2, |sizes| sizes.grain())
     }
 
-    /// The sizes of a coded tensor, which is no alias; `None` for all others.
+    /// The sizes of a coded tensor; `None` for aliases and all others.
     pub(crate) fn coded(&self) -> Result<Option<Coded>> {
         if self.dtype().is_none() {
             return Ok(None);
@@ -292,7 +291,8 @@ impl<'m> Tiles<'m> {
         Ok(is_matrix.then_some(Self { target, sizes }))
     }
 
-    /// Its rows and columns. Columns are the last dimension or the product of some last ones.
+    /// Its rows and columns. Columns are the last dimension, or the product of some last
+    /// dimensions.
     pub fn shape(&self) -> (u64, u64) {
         let geometry = self.sizes.geometry();
         (geometry.rows(), geometry.columns())
@@ -309,8 +309,8 @@ impl<'m> Tiles<'m> {
         self.arrays().map(|array| directory.arrays[array].length.get())
     }
 
-    /// One of its arrays, checked against its checksums. If the container is mapped into memory, it
-    /// is the mapping's.
+    /// One of its arrays, checked against its checksums. If the container is mapped, the array is
+    /// part of the mapping.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a checksum differs; [`Error::Io`].
@@ -321,9 +321,9 @@ impl<'m> Tiles<'m> {
         self.target.shard().read_whole_array(self.arrays()[index])
     }
 
-    /// Addresses and lengths of all four in the mapping of the container, unread and unchecked; if
-    /// they come over a network, they are there when [`check`](Self::check) has returned. `None` if
-    /// the container is not mapped.
+    /// Addresses and lengths of all four arrays in the mapping of the container, unread and
+    /// unchecked. If they are fetched over a network, they have arrived when [`check`](Self::check)
+    /// returns. `None` if the container is not mapped.
     pub fn places(&self) -> Option<[(usize, usize); 4]> {
         let shard = self.target.shard();
         let address = shard.address()?;
@@ -333,7 +333,7 @@ impl<'m> Tiles<'m> {
         }))
     }
 
-    /// The most bytes of its bitstream that a tile takes; reads its records.
+    /// The most bytes of its bitstream that one tile takes; reads its records.
     ///
     /// # Errors
     /// Like [`array`](Self::array).
@@ -354,9 +354,9 @@ impl<'m> Tiles<'m> {
             .map_err(|error| self.target.locate(error))
     }
 
-    /// Some of its rows and columns as a matrix of its own: rows from a multiple of 32 to one or to
-    /// the end, columns likewise of 256. Decodes nothing, and reads only the chunks of 1 MiB that
-    /// hold some of it, whose checksums are checked.
+    /// Some of its rows and columns as a separate matrix: rows from a multiple of 32 to a multiple
+    /// of 32 or to the end, columns likewise with 256. Decodes nothing, and reads only the chunks
+    /// of 1 MiB that hold some of it, whose checksums are checked.
     ///
     /// # Errors
     /// [`Error::Parameter`] for other rows or columns; [`Error::Corrupt`], [`Error::Io`].

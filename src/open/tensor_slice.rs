@@ -17,7 +17,7 @@ use crate::{Dtype, Error, Result, parallel};
 /// Type to which a tensor is decoded: [`bf16`] for the weights of a BF16 tensor, `u8` for the bytes
 /// of any tensor.
 ///
-/// Sealed: it may come to be implemented for more types, and by nobody else.
+/// This trait is sealed: later versions may implement it for more types, but other crates cannot.
 pub trait Element: sealed::Element {}
 
 impl Element for bf16 {}
@@ -45,12 +45,12 @@ mod sealed {
 /// Decoded, it is dense: its elements in row-major order. Decoding works on all threads of the
 /// current rayon pool.
 ///
-/// Where a matrix is stored in tiles of 32 rows × 256 columns
+/// If a matrix is stored in tiles of 32 rows × 256 columns
 /// ([`Encoding::Tile`](crate::Encoding::Tile), from 16 rows and 128 columns on), only the tiles
-/// that hold wanted weights are decoded, which is what tensor parallelism needs; at multiples of
-/// these numbers nothing is decoded in vain. In other coded tensors all columns of the wanted rows
-/// are decoded, piece by piece; where indices of a middle dimension are left out too, each run of
-/// rows is decoded by itself.
+/// that hold wanted weights are decoded, as tensor parallelism needs; slices at multiples of these
+/// numbers decode no other weights. In other coded tensors, all columns of the wanted rows are
+/// decoded, piece by piece; if the slice also restricts a middle dimension, each run of rows is
+/// decoded separately.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -77,8 +77,8 @@ pub struct TensorSlice<'m> {
 }
 
 impl<'m> Tensor<'m> {
-    /// A slice of it, as indexing with ranges gives it: of the first dimensions the indices in
-    /// `ranges`, of the others all. The one index of a scalar is 0. Decodes nothing.
+    /// A slice of it, as by indexing with ranges: the indices in `ranges` of the first dimensions,
+    /// and all indices of the others. The only index of a scalar is 0. Decodes nothing.
     ///
     /// # Errors
     /// [`Error::Parameter`] for more ranges than dimensions, for indices that do not exist, and for
@@ -87,8 +87,8 @@ impl<'m> Tensor<'m> {
         TensorSlice::new(*self, ranges)
     }
 
-    /// All of it: weights of a BF16 tensor (`Vec<bf16>`), or bytes of any (`Vec<u8>`),
-    /// little-endian, as in the original file.
+    /// Decodes all of it: the weights of a BF16 tensor (`Vec<bf16>`), or the bytes of any tensor
+    /// (`Vec<u8>`), little-endian, as in the original file.
     ///
     /// # Errors
     /// Like [`TensorSlice::decode`].
@@ -96,7 +96,8 @@ impl<'m> Tensor<'m> {
         self.slice(&[])?.decode()
     }
 
-    /// Like [`Tensor::decode`], into memory of the caller: as many elements, or bytes, as it has.
+    /// Like [`Tensor::decode`], into the caller's memory, which must have as many elements or
+    /// bytes.
     ///
     /// # Errors
     /// Like [`TensorSlice::decode_into`].
@@ -131,8 +132,8 @@ impl<'m> TensorSlice<'m> {
         self.slice.bytes()
     }
 
-    /// Its weights, if `E` is [`bf16`], or its bytes, little-endian as in the original file, if `E`
-    /// is `u8`.
+    /// Decodes it: to weights if `E` is [`bf16`], or to bytes, little-endian as in the original
+    /// file, if `E` is `u8`.
     ///
     /// # Errors
     /// [`Error::Parameter`] for [`bf16`] of a tensor that is not BF16; [`Error::Unsupported`] for
@@ -147,10 +148,11 @@ impl<'m> TensorSlice<'m> {
         Ok(out)
     }
 
-    /// Like [`decode`](Self::decode), into memory of the caller. After an error it holds anything.
+    /// Like [`decode`](Self::decode), into the caller's memory. After an error its contents are
+    /// undefined.
     ///
     /// # Errors
-    /// Like [`decode`](Self::decode), and [`Error::Parameter`] for memory of another size.
+    /// Like [`decode`](Self::decode); [`Error::Parameter`] for memory of another size.
     pub fn decode_into<E: Element>(&self, out: &mut [E]) -> Result<()> {
         let (given, length) = (size_of_val(out) as u64, self.byte_length());
         if given != length {
@@ -161,7 +163,7 @@ impl<'m> TensorSlice<'m> {
         self.read(&self.reader::<E>()?, out)
     }
 
-    /// Has its bytes brought, if they are all of the tensor's.
+    /// Starts to fetch its bytes, if it is the whole tensor.
     fn expect(&self) -> ReadAhead {
         let is_whole = self.tensor.byte_length().is_ok_and(|whole| whole == self.byte_length());
         ReadAhead::of(is_whole.then_some(self.tensor))

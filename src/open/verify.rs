@@ -26,7 +26,7 @@ pub enum Level {
     /// Directory, prefixes, and zeros between arrays and sections. The cost grows with the
     /// directory.
     Structure,
-    /// The checksums of all stored bytes too; at the speed of memory.
+    /// Also the checksums of all stored bytes; runs at the speed of memory.
     Checksums,
     /// Everything: LUTs, indexes, and the hashes of all decoded tensors and original files.
     Full,
@@ -50,17 +50,17 @@ impl Model {
     /// Verifies all open shards.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] at the first thing that is wrong; [`Error::Io`]; [`Error::Cancelled`].
+    /// [`Error::Corrupt`] at the first problem; [`Error::Io`]; [`Error::Cancelled`].
     pub fn verify(&self, level: Level, observer: &dyn Observer) -> Result<Verification> {
         self.verify_with(level, &Cpu, observer)
     }
 
-    /// Like [`Model::verify`], with another decoder than the CPU: then the hashes prove that what
-    /// *it* decodes is the original. Structure, checksums and codebooks are checked on the CPU in
+    /// Like [`Model::verify`], with a decoder other than the CPU: then the hashes prove that *this
+    /// decoder* gives the original. Structure, checksums and codebooks are checked on the CPU in
     /// any case. Below [`Level::Full`] nothing is decoded.
     ///
     /// # Errors
-    /// Like [`Model::verify`], and what the decoder answers.
+    /// Like [`Model::verify`], and the decoder's errors.
     pub fn verify_with(
         &self,
         level: Level,
@@ -155,8 +155,8 @@ impl Model {
     }
 }
 
-/// Verifies all that the open containers hold, and nothing beside them: of a model in use, whatever
-/// has its containers' names by now.
+/// Verifies everything in the open containers, but no files beside them. It works for a model in
+/// use, even if other files have the containers' names by now.
 ///
 /// # Errors
 /// Like [`Model::verify`].

@@ -1,5 +1,6 @@
-//! Differences between systems: one file per system, with the same functions. Nothing else in the
-//! crate asks which system it runs on; a test (`tests/sources/platform.rs`) enforces that.
+//! Differences between operating systems: one file per system, with the same functions. No other
+//! code of the crate asks on which system it runs; a test (`tests/sources/platform.rs`) enforces
+//! that.
 //!
 //! | function | Unix | Windows |
 //! |---|---|---|

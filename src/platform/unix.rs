@@ -1,4 +1,4 @@
-//! Linux, macOS and their like.
+//! Linux, macOS and other Unix systems.
 
 use std::{
     borrow::Cow,

@@ -44,8 +44,8 @@ const LONG: usize = 220;
 /// Prefix of paths whose length has no limit.
 const VERBATIM: &str = r"\\?\";
 
-/// Fills `buf` with the bytes of a file from `offset` on. Moves the file's cursor as well, but
-/// reads at the offset asked for, so threads do not disturb each other.
+/// Fills `buf` with the bytes of a file from `offset` on. This also moves the file's cursor, but
+/// reads at the given offset, so threads do not disturb each other.
 ///
 /// # Errors
 /// The system's error; [`io::ErrorKind::UnexpectedEof`] if the file ends before.

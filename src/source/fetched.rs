@@ -1,5 +1,5 @@
 //! Local copies of models in stores. Compression reads its source two or three times, from all
-//! threads and at any offset, so each byte is fetched once, to a temporary folder.
+//! threads and at any offset. So each byte is fetched once, to a temporary folder.
 //!
 //! ```text
 //! listing → skeleton: side files, headers of weights, empty files for all others
@@ -25,8 +25,8 @@ pub enum WantedFiles<'a> {
     Headers,
 }
 
-/// A model from a store on this machine: a copy that goes when this is dropped, or the snapshot in
-/// the cache of the Hub, which stays.
+/// A local copy of a model in a store, removed when this is dropped; or the model's snapshot in the
+/// cache of the Hub, which stays.
 #[derive(Debug)]
 pub struct FetchedSource {
     path: PathBuf,
@@ -37,8 +37,8 @@ pub struct FetchedSource {
 
 impl FetchedSource {
     /// Fetches a model by the name of its folder, or of one safetensors file, such as
-    /// `s3://bucket/model` or `hf://org/name@revision`. None if the name has containers, and so is
-    /// compressed already.
+    /// `s3://bucket/model` or `hf://org/name@revision`. `None` if there are containers under the
+    /// name, which is then already compressed.
     ///
     /// The copy lies in the system's temporary folder, whose free space is checked first. Each file
     /// is pinned by its `ETag`, a repository of the Hub by its commit. Memory is bounded as by
@@ -140,7 +140,7 @@ mod remote {
     /// Bytes that are written at once.
     const PART_BYTES: u64 = 8 << 20;
 
-    /// Side files that a folder behind HTTP is asked for, since it cannot be listed.
+    /// Side files to request from a folder on an HTTP server, which cannot be listed.
     const SIDE: [&str; 17] = [
         "LICENSE",
         "README.md",

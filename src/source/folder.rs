@@ -1,5 +1,5 @@
-//! A model on disk: one safetensors file, or a Hugging Face folder with all that lies in it; and
-//! what the user should know of it before it is compressed.
+//! A model on disk: one safetensors file, or a Hugging Face folder with everything in it; and what
+//! the user should know about it before compression.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -60,17 +60,17 @@ pub struct SideFile {
 impl Source {
     /// Opens a safetensors file, or a folder.
     ///
-    /// A folder is searched with its subfolders. Where a folder has a `*.safetensors.index.json`,
-    /// its weights are the files that the index names, and other safetensors files beside the index
-    /// are left out; where it has none, they are all its safetensors files. In a model's entry in
-    /// the cache of the Hub (`models--org--name`), the snapshot that `refs/main` names is taken, or
-    /// else the only one. Every weights file stays open until the source is dropped. The cost grows
-    /// with the number of files and the length of their headers.
+    /// A folder is searched with its subfolders. If a folder has a `*.safetensors.index.json`, its
+    /// weights are the files that the index names, and other safetensors files beside the index are
+    /// left out; without an index, they are all its safetensors files. In a model's entry in the
+    /// cache of the Hub (`models--org--name`), the snapshot that `refs/main` names is used, or else
+    /// the only one. Every weights file stays open until the source is dropped. The cost grows with
+    /// the number of files and the length of their headers.
     ///
-    /// Where a folder holds a checkpoint of the official `DFloat11` package, recognised by its
-    /// tensors, its files become one: the BF16 file that the checkpoint was made from, decoded as
-    /// it is read. This needs the checkpoint's `config.json`, beside a single file too; matrices
-    /// whose shapes nothing tells have one dimension then, and [`notes`](Self::notes) say so.
+    /// If a folder holds a checkpoint of the official `DFloat11` package, recognised by its
+    /// tensors, its files become one: the BF16 file from which the checkpoint was made, decoded on
+    /// reading. This needs the checkpoint's `config.json`, also beside a single file. Matrices
+    /// whose shapes cannot be inferred have one dimension then, and [`notes`](Self::notes) say so.
     ///
     /// # Errors
     /// [`Error::Parameter`] if there are no weights, a file named by an index is missing, a link
@@ -82,8 +82,8 @@ impl Source {
         Self::open_variant(path, None)
     }
 
-    /// Like [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) where it is
-    /// there.
+    /// Like [`Source::open`], with the weights of a variant (`model.fp16.safetensors`) if there is
+    /// one.
     ///
     /// # Errors
     /// Like [`Source::open`], and [`Error::Parameter`] if no file is of the variant, or a file was
@@ -211,7 +211,8 @@ fn open_file(path: &Path) -> Result<Source> {
     Ok(Source { weights, side: Vec::new(), left_out: Vec::new(), notes: Vec::new() })
 }
 
-/// A weights file whose tensors have other names than these, or why it is none.
+/// Opens a weights file whose tensors have other names than these, or returns the reason why it is
+/// not one.
 fn open_beside(file: &Found, names: &HashSet<String>) -> Result<WeightsFile, String> {
     let weights = WeightsFile::open(&file.file, &file.path).map_err(|error| error.to_string())?;
     match weights.tensors.iter().find(|tensor| names.contains(&tensor.name)) {
@@ -268,7 +269,7 @@ pub(super) fn open_files(
     Ok(Source { weights, side, left_out, notes: Vec::new() })
 }
 
-/// Why a file is no part of the source, if it is none.
+/// The reason why a file is not part of the source, if it is not.
 fn why_not(
     file: &Found,
     named: &BTreeSet<&str>,

@@ -1,4 +1,4 @@
-//! A model's entry in the cache of the Hugging Face Hub, of which one snapshot is the model.
+//! A model's entry in the cache of the Hugging Face Hub. One of its snapshots is the model.
 //!
 //! ```text
 //! models--org--name/
@@ -25,7 +25,7 @@ pub struct Located {
     pub path: PathBuf,
     /// The repository of the Hub that it is from, as `org/name`, if that is known.
     pub repository: Option<String>,
-    /// Whether the repository was asked for by its name, and not by a path.
+    /// Whether the caller named the repository, and not a path.
     pub by_name: bool,
 }
 

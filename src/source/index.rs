@@ -1,7 +1,7 @@
-//! Which weights files of a folder count: by the sharding index, `{"metadata": …, "weight_map":
-//! {tensor: file}}`, and by variants, copies of the same weights in another dtype, which
-//! transformers and diffusers tell by a word in the file's name, as `model.fp16.safetensors`, and
-//! load if `variant="fp16"` is asked for.
+//! Chooses the weights files of a folder, by the sharding index (`{"metadata": …, "weight_map":
+//! {tensor: file}}`) and by variants. A variant is a copy of the weights in another dtype, marked
+//! by a word in the file's name, as in `model.fp16.safetensors`; transformers and diffusers load it
+//! if the caller passes `variant="fp16"`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -42,7 +42,7 @@ fn parse(path: &str) -> Option<(&str, Option<&str>)> {
 
 /// How the name of an index ends.
 const SUFFIX: &str = ".safetensors.index.json";
-/// The index that counts where a folder has several: the one that the transformers library looks
+/// The index that counts if a folder has several: the one that the transformers library looks
 /// for.
 const DEFAULT: &str = "model.safetensors.index.json";
 
@@ -222,7 +222,7 @@ pub(super) fn choose_variant(
     Ok((taken, left_out))
 }
 
-/// Checks that a variant that is asked for is there.
+/// Checks that a requested variant exists.
 ///
 /// # Errors
 /// [`Error::Parameter`] with those that are.

@@ -1,5 +1,5 @@
-//! Reads the input: safetensors files and Hugging Face folders, also those of the official DFloat11
-//! package; and groups its tensors into blocks.
+//! Reads the input (safetensors files and Hugging Face folders, also those of the official DFloat11
+//! package), and groups its tensors into blocks.
 
 mod dfloat11;
 mod fetched;

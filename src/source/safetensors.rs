@@ -1,7 +1,7 @@
 //! One safetensors file: `8-byte length | JSON | tensor data`.
 //!
-//! [`parse_header`] rejects all that the `safetensors` crate rejects. On top of that come the
-//! limits of the container, the ban on duplicate keys, and entries that must be objects.
+//! [`parse_header`] rejects everything that the `safetensors` crate rejects, and also headers
+//! beyond the limits of a container, duplicate keys, and entries that are not objects.
 
 use std::{fmt, path::Path, sync::Arc};
 
@@ -20,7 +20,7 @@ const LFS_POINTER: &[u8] = b"version https://git-lfs";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceTensor {
     /// The name; any UTF-8 without NUL, 1 to [`MAX_NAME_BYTES`](crate::constants::MAX_NAME_BYTES)
-    /// bytes. It is no path, even if it looks like one.
+    /// bytes. It is not a path, even if it looks like one.
     pub name: String,
     /// The element type.
     pub dtype: Dtype,
@@ -29,7 +29,7 @@ pub struct SourceTensor {
     pub shape: Vec<u64>,
     /// Where the data begins, in bytes from the start of the file.
     pub offset: u64,
-    /// The size of the data in bytes: what `dtype` and `shape` ask for.
+    /// The size of the data in bytes, as `dtype` and `shape` require.
     pub length: u64,
 }
 
@@ -67,7 +67,8 @@ impl WeightsFile {
         Self::parse(path, Arc::new(FileReader::open(file)?))
     }
 
-    /// Reads and validates the header; the cost grows with the header alone, at most 100 MB.
+    /// Reads and validates the header; the cost grows only with the header, which has at most 100
+    /// MB.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the file is none, is truncated, has trailing bytes, or breaks a rule
@@ -120,7 +121,7 @@ impl WeightsFile {
     ///
     /// # Errors
     /// [`Error::Io`] naming the file, also if it has shrunk since it was opened; an [`Error`] that
-    /// the reader put into its [`std::io::Error`], as one does that decodes what it is asked for.
+    /// the reader put into its [`std::io::Error`], as a reader that decodes does.
     pub fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.reader.read_exact_at(offset, buf).map_err(|source| {
             let known = source.downcast::<Error>().map(|error| error.in_file(&self.path));

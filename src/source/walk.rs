@@ -34,7 +34,7 @@ pub(crate) struct Found {
 /// A file or folder that is not part of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The path relative to the source, with replacement characters where it is not UTF-8.
+    /// The path relative to the source, with replacement characters if it is not UTF-8.
     pub path: String,
     /// Why, in a few words.
     pub reason: String,

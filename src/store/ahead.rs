@@ -1,12 +1,12 @@
-//! Ranges that are wanted soon: joined to pieces, fetched before they are read, in bounded memory.
+//! Fetches ranges that are wanted soon before they are read, joined to pieces, in bounded memory.
 //!
 //! ```text
 //! batches    | 0 | 1 | 2 | 3 | 4 | 5 | …       about 32 MiB each, in the order of reading
 //!              ↑   └BEHIND┘ ↑ └ AHEAD  ┘
 //!              freed        read now     fetched meanwhile
 //! ```
-//! Each read that has to wait makes AHEAD longer, up to 512 MiB: a server that takes long to
-//! answer, or sends slowly to each connection, is then asked by more requests at once.
+//! Each read that has to wait makes AHEAD longer, up to 512 MiB. So a server that answers late, or
+//! sends slowly on each connection, gets more requests at once.
 
 use std::{
     collections::VecDeque,
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::store::{Patience, object::wait, runtime};
 
-    /// Ten batches of one byte each, and so many requests at once.
+    /// Ten batches of one byte each, and as many requests at once.
     fn ten_batches(requests: usize) -> Arc<AheadQueue> {
         batches_among(&Arc::default(), requests)
     }

@@ -1,11 +1,12 @@
-//! Whole objects on their way into memory, which are read while they come.
+//! Fetches whole objects into memory, and lets readers use them while they arrive.
 //!
 //! ```text
 //! objects    |==|========|====|========|   |========|==|========|
 //! requests    1     3      4      5            6      2     7        32 at once
 //! ```
-//! First come the ranges that the caller names, of all objects of a place, and then the rest in
-//! order. A piece that somebody waits for is the next one. A fault of one object ends them all.
+//! The ranges that the caller names come first, for all objects of a place, and then the rest in
+//! order. If a reader waits for a piece, that piece is fetched next. If one object fails, all
+//! fetching ends.
 
 use std::{
     collections::VecDeque,
@@ -241,7 +242,7 @@ impl Arriving {
         if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
 
-    /// Waits until a piece is here. It is the next one to be asked for.
+    /// Waits until a piece has arrived, and requests it next.
     fn wait_for(self: &Arc<Self>, index: usize) -> io::Result<()> {
         let mut state = parallel::lock(&self.arrivals.state);
         self.hurry(index, &mut state);

@@ -1,5 +1,5 @@
-//! The HTTP client of all stores. It reads no bodies of errors: nothing bounds them, and nobody is
-//! told what they say.
+//! The HTTP client of all stores. It does not read the bodies of error responses: their length is
+//! not bounded, and messages do not show them.
 
 use futures_util::future::BoxFuture;
 use object_store::{

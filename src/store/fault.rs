@@ -1,5 +1,5 @@
-//! Faults of requests: who is at fault, what to do, and whether another try may help. Texts name
-//! neither URLs nor bodies of answers, which can hold signatures and tokens.
+//! Faults of requests: who is at fault, what to do, and whether a retry may help. Messages contain
+//! neither URLs nor bodies of responses, which can hold signatures and tokens.
 
 use std::{error::Error as StdError, io};
 

@@ -1,4 +1,4 @@
-//! Fetching one range: tries that go on where the last one broke off.
+//! Fetches one range: each retry continues where the last attempt broke off.
 
 use std::{
     io,
@@ -96,7 +96,7 @@ impl ObjectSource {
         }
     }
 
-    /// One request. What it brought stays in `bytes`.
+    /// Makes one request. The bytes that it has received stay in `bytes`.
     async fn try_fetch(
         &self,
         range: Range<u64>,
@@ -118,7 +118,7 @@ impl ObjectSource {
         self.take_body(answer, length as usize, bytes).await
     }
 
-    /// Takes a body of this length. A fault after its last byte is none.
+    /// Reads a body of this length. A fault after its last byte is ignored.
     async fn take_body(
         &self,
         answer: GetResult,
@@ -254,7 +254,7 @@ pub(crate) fn memory_of(bytes: u64) -> io::Result<Vec<u8>> {
     })
 }
 
-/// The error of a request that was aborted, or brought too little.
+/// The error of a request that was aborted, or returned too few bytes.
 pub(super) fn ended_early() -> io::Error {
     io_remedied(io::ErrorKind::Other, "the request ended early; open the container again")
 }

@@ -1,4 +1,4 @@
-//! The end of waits for the network, when the process is asked to stop.
+//! Ends waits for the network when the process is asked to stop.
 
 use std::{
     cell::RefCell,

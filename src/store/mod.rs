@@ -1,4 +1,4 @@
-//! Containers in object stores, behind HTTP and on the Hub: `name → place → objects → ranges`.
+//! Containers in object stores, on HTTP servers and on the Hub: `name → place → objects → ranges`.
 //!
 //! ```text
 //! s3://bucket/model-df11            place: a file or a folder, and how to reach it (place, hub)
@@ -7,8 +7,8 @@
 //!     |··[=== piece ===][=== piece ===]··|   ranges that are wanted soon, joined (ahead)
 //!     |[piece][=== piece ===][= piece =]|   or all of it, into memory (arrival)
 //! ```
-//! The crate `object_store` speaks to the stores: credentials, signatures, listings. Retries are
-//! ours ([`fetch`]): a retry goes on where the answer broke off, and compares the object's version.
+//! The crate `object_store` handles credentials, signatures and listings. Retries are in [`fetch`]:
+//! a retry continues where the response broke off, and compares the object's version.
 
 mod ahead;
 mod arrival;

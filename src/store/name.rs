@@ -1,4 +1,4 @@
-//! Names of objects: parsed, and shown without what only their owner may see.
+//! Names of objects: parses them, and shows them without what only their owner may see.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use percent_encoding::percent_decode_str;

@@ -1,4 +1,4 @@
-//! One object of a store as bytes that many threads read.
+//! One object of a store, whose bytes many threads can read.
 
 use std::{
     any::Any,
@@ -178,8 +178,8 @@ pub(super) fn path_of(path: &str) -> Result<Path> {
     })
 }
 
-/// Runs a request and waits for it, also inside of another runtime; until the process is asked to
-/// stop.
+/// Runs a request and waits for it, also inside another runtime. The wait ends if the process is
+/// asked to stop.
 pub(super) fn wait<T: Send + 'static>(
     handle: &Handle,
     work: impl Future<Output = io::Result<T>> + Send + 'static,
@@ -187,7 +187,7 @@ pub(super) fn wait<T: Send + 'static>(
     wait_watched(handle, work, interrupt::check)
 }
 
-/// The same, until `check`, which is asked ten times a second, answers with an error.
+/// The same, but the wait ends if `check`, which is called ten times per second, returns an error.
 pub(super) fn wait_watched<T: Send + 'static>(
     handle: &Handle,
     work: impl Future<Output = io::Result<T>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Places: a file, or a folder with all that lies in it, and the store that has it.
+//! A place: a file, or a folder with everything in it, and its store.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,9 +35,9 @@ use crate::{
     paths::{check_path, is_container, is_safetensors, shard_path},
 };
 
-/// The longest index of a folder behind HTTP, in bytes.
+/// The longest index of a folder on an HTTP server, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
-/// Names of weights, without their ends, that folders behind HTTP are asked for.
+/// Names of weights, without endings, to request from folders on HTTP servers.
 pub(crate) const STEMS: [&str; 2] = ["model", "diffusion_pytorch_model"];
 
 /// A file or a folder of a store.
@@ -70,9 +70,9 @@ impl fmt::Debug for Place {
 enum Listing {
     /// The store lists.
     Store,
-    /// The Hub has told: paths from the root of the repository on.
+    /// The Hub has listed them: paths from the root of the repository.
     Told(Vec<String>),
-    /// It cannot; the index of a sharded model tells its weights files.
+    /// Nothing lists them; the index of a sharded model names its weights files.
     Index,
 }
 
@@ -273,7 +273,8 @@ impl Place {
         Ok(paths)
     }
 
-    /// The paths of all files of a folder, ascending; None if nothing lists them, as behind HTTP.
+    /// The paths of all files of a folder, ascending; None if nothing lists them, as on an HTTP
+    /// server.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Limit`] for more than a model has.
@@ -304,7 +305,7 @@ impl Place {
         Ok(found.iter().filter_map(|path| self.below(path)).collect())
     }
 
-    /// The containers of a folder behind HTTP.
+    /// The containers of a folder on an HTTP server.
     fn indexed(&self) -> Result<Vec<String>> {
         let files = self.index()?.map(|(_, files)| files);
         let files = files.unwrap_or_else(|| [format!("{}.safetensors", STEMS[0])].into());

@@ -1,4 +1,4 @@
-//! The runtime on which requests run: some threads of each process that opens a store.
+//! The runtime for requests: some threads in each process that opens a store.
 
 use std::{num::NonZero, ops::RangeInclusive, process, sync::OnceLock, thread};
 

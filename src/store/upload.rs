@@ -1,4 +1,4 @@
-//! Putting files into a store: large ones in parts, several at once, and whole or not at all.
+//! Uploads files to a store, all or nothing: large files in parts, several at once.
 
 use std::{
     borrow::Cow,
@@ -268,7 +268,7 @@ fn watched<T: Send + 'static>(
     wait_watched(handle, work, || interrupt::check().and_then(|()| tell()))
 }
 
-/// Waits also if the process is asked to stop, since this cleans up; but not for long.
+/// Waits even if the process is asked to stop, because this cleans up; but not for long.
 fn unhurried<T: Send + 'static>(
     patience: Patience,
     work: impl Future<Output = io::Result<T>> + Send + 'static,

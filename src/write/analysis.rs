@@ -1,8 +1,8 @@
-//! First pass over a weights file: hashes of the file and of each tensor, histograms, and from them
-//! the code and the exact size of everything. After it the whole container can be laid out.
+//! First pass over a weights file: computes hashes of the file and of each tensor, and histograms;
+//! from them follow the codes and all exact sizes. Then the whole container can be laid out.
 //!
-//! It also takes a [`fingerprint`] of 64 bits of each tensor. The second pass compares its own; if
-//! they differ, the error names the source that changed.
+//! The first pass also computes a [`fingerprint`] of 64 bits of each tensor. The second pass
+//! computes it again; if the two differ, the error names the source that changed.
 //!
 //! ```text
 //! file    | prefix | tensor 0            | tensor 1     | ...
@@ -290,7 +290,7 @@ impl<'a> Pass<'a> {
         Ok(Some(alone))
     }
 
-    /// Counts and measures a tensor as it is without a base; what it reads is not told.
+    /// Counts and measures a tensor as without a base; the observer does not count these reads.
     fn measure_alone(&mut self, index: usize) -> Result<Option<Coding>> {
         let tensor = &self.file.file.tensors[index];
         let each = piece_bytes(self.file, index, PieceWork::None);

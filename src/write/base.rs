@@ -1,5 +1,5 @@
-//! The base of a fine-tune, while this is compressed: the differences of its tensors, and the words
-//! by which readers find it again.
+//! The base of a fine-tune during compression: computes the differences of tensors, and the
+//! metadata by which readers find the base again.
 
 use std::{
     ops::Range,

@@ -1,5 +1,5 @@
-//! How Python loads an output, as its own configuration tells: for the person who made it, and for
-//! the model card in it.
+//! The Python code that loads an output, derived from the output's configuration: for the person
+//! who made it, and for its model card.
 
 use std::{fmt::Write, path::Path};
 

@@ -1,16 +1,16 @@
-//! How a tensor gets its code: in `gap` exponents are counted, in `tile` pairs are counted and then
-//! strips are measured. All sizes follow, and the place of each portion, so that the second pass
-//! (`encode`), which writes the bytes, can encode all portions at the same time.
+//! Makes a tensor's code: counts exponents for `gap`; counts pairs and then measures strips for
+//! `tile`. All sizes follow, and the place of each portion, so that the second pass (`encode`) can
+//! encode all portions at the same time.
 //!
 //! ```text
 //! strips    | 0 | 1 | 2 | 3 | 4 | 5 | 6 |
 //! portions  |0          |1          |2  |     where each portion's codes start
 //! ```
-//! Q: Why measured, and not computed as in `gap`, where a portion's histogram gives the bits of its
-//! codes? The bits of a strip depend on how its weights fall on lanes, which no histogram tells. So
-//! the weights are looked at once more when the code is known, before anything is written. Tensors
-//! of up to [`WHOLE_BYTES`] are still in memory then; larger ones are read again, from the system's
-//! cache more often than not.
+//! Q: Why are strips measured, while in `gap` a portion's histogram gives the bits of its codes?
+//! The bits of a strip depend on how its weights are distributed over lanes, which no histogram
+//! shows. So when the code is known, the weights are read once more before anything is written.
+//! Tensors of up to [`WHOLE_BYTES`] are still in memory then; larger ones are read again, usually
+//! from the system's cache.
 
 use std::{
     ops::Range,
@@ -45,8 +45,8 @@ pub(super) const WHOLE_BYTES: u64 = 4 << 20;
 /// Bytes of the strips that are read, measured or encoded in one go; small enough for the
 /// second-level cache.
 const GROUP_BYTES: u64 = 256 << 10;
-/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. A row of
-/// 262,144 weights is none of a matrix of today's models.
+/// A strip is 32 rows, and a thread holds one whole: wider matrices are cut as vectors. No matrix
+/// of today's models has rows of 262,144 weights.
 const MAX_STRIP_BYTES: u64 = 16 << 20;
 /// A codebook of 900 pairs, as large matrices have.
 const TYPICAL_CODEBOOK_BYTES: usize = 26 + 2 * 900;

@@ -1,4 +1,4 @@
-//! Compression of models, one or the components of a pipeline, into one container or a folder.
+//! Compresses a model, or the components of a pipeline, into one container or a folder.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,24 +32,24 @@ use crate::{
 };
 
 /// Compresses a model. An output whose name ends in `.df11` is one container with the side files
-/// inside; any other is a folder with a container for each weights file, and the side files beside
-/// them, where transformers' config.json gets a line that names this compression and that
-/// [`decompress`](super::decompress) takes out again. Tensors are grouped into blocks by
-/// [`group()`](crate::hazmat::group::group()); of blocks in a row that are all smaller than 64 KiB,
-/// several become one.
+/// inside. Any other output is a folder with a container for each weights file, and the side files
+/// beside them; a line in config.json names this compression for transformers, and
+/// [`decompress`](super::decompress) removes it again. [`group()`](crate::hazmat::group::group())
+/// groups tensors into blocks; consecutive blocks that are all smaller than 64 KiB are joined.
 ///
 /// Works on all threads of the current rayon pool; the result is the same for any number of them.
 /// Memory is at most 32 MiB, 6 MiB per thread, and 0.02 % of the model (the work list and the
 /// directory), whatever the size of its tensors. With [`Layout::Tile`](crate::Layout::Tile) a
 /// thread also holds strips of 32 rows: 0.25 KiB for each column of the widest matrix if that is
-/// more (32 MiB where it has 131,072; with more than 262,144 columns a matrix is cut as a vector).
-/// The output appears under its name when it is whole; whatever fails before leaves nothing behind.
+/// more (32 MiB for 131,072 columns; a matrix with more than 262,144 columns is cut as a vector).
+/// The output appears under its name when it is complete; after a failure no partial output
+/// remains.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the output exists (or something takes its name meanwhile), holds files
-/// that are no earlier output, or the source changes meanwhile; [`Error::Io`] if reading or writing
-/// fails; [`Error::Cancelled`]; [`Error::Corrupt`] if verification finds a difference (then memory
-/// or disk are failing, or this crate has a bug).
+/// that are not from an earlier output, or the source changes meanwhile; [`Error::Io`] if reading
+/// or writing fails; [`Error::Cancelled`]; [`Error::Corrupt`] if verification finds a difference
+/// (then memory or disk are failing, or this crate has a bug).
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -72,13 +72,13 @@ pub fn compress(
     Ok(write(vec![input], out, options, observer)?.remove(0))
 }
 
-/// Like [`compress`], of all models at a path. Those of a pipeline go into one folder, each as if
-/// it had been compressed into its subfolder; files that belong to none lie where they did and are
-/// recorded in `pipeline.df11`, which lists the components too. Returns a report for each, in the
+/// Like [`compress`], for all models at a path. The components of a pipeline go into one folder,
+/// each as if compressed into its subfolder. Files that belong to no component keep their places,
+/// and `pipeline.df11` records them and lists the components. Returns a report for each, in the
 /// order of [`Sources::components`].
 ///
 /// # Errors
-/// Like [`compress`], and [`Error::Parameter`] if a pipeline is to become a single container.
+/// Like [`compress`]; [`Error::Parameter`] if the output for a pipeline is a single container.
 ///
 /// ```
 /// # fn main() -> df11::Result<()> {
@@ -107,15 +107,14 @@ pub fn compress_all(
     write(inputs.collect::<Result<_>>()?, out, options, observer)
 }
 
-/// Writes what another layout would have made of the same checkpoint: the same files, names and
-/// hashes, byte for byte what [`compress`] makes of what [`decompress`](super::decompress) gives,
-/// without those files in between. `out` is as for [`compress`]; side files go into the container
-/// or beside it as its form asks for, whatever the form of `model`.
+/// Stores a model in another layout. The output is byte for byte what
+/// [`decompress`](super::decompress) followed by [`compress`] would make, without the files in
+/// between. `out` is as for [`compress`]; its form alone decides whether side files are inside the
+/// container or beside it.
 ///
-/// Weights are decoded where compression reads them, three times (with
-/// [`Layout::Tile`](crate::Layout::Tile) large tensors four times), and what is decoded is compared
-/// with the container's hashes. Memory is as for [`compress`], and some 3 MiB per thread for
-/// decoding.
+/// Weights are decoded whenever compression reads them: three times, or four times for large
+/// tensors with [`Layout::Tile`](crate::Layout::Tile). Decoded weights are compared with the
+/// container's hashes. Memory is as for [`compress`], plus some 3 MiB per thread for decoding.
 ///
 /// # Errors
 /// Like [`compress`], [`Error::Corrupt`] if the model is damaged, and [`Error::Parameter`] if
@@ -209,7 +208,7 @@ pub(super) fn open_base(
     Ok(Some(base))
 }
 
-/// Refuses a container by whose name the folder that it lies in would be taken for a pipeline's.
+/// Refuses a container whose name would make its folder look like a pipeline's.
 fn check_name(out: &Path) -> Result<()> {
     let name = out.file_name().and_then(|name| name.to_str());
     Error::unless(!name.is_some_and(is_pipeline_list), || {
@@ -257,7 +256,8 @@ fn write_folder(
     Ok(reports)
 }
 
-/// Refuses an output inside the folder of a model, whose shards it would be taken for.
+/// Refuses an output inside the folder of a model, where it would be taken for one of the model's
+/// shards.
 fn check_outside(model: &Model, out: &Path) -> Result<()> {
     let folder = model.folder().map(Path::canonicalize);
     if let (Some(Ok(folder)), Ok(parent)) = (folder, parent_of(out).canonicalize())
@@ -311,7 +311,7 @@ impl Compressor<'_> {
         weights.map(analyse).collect()
     }
 
-    /// Both passes over one shard; the container lacks its directory still.
+    /// Both passes over one shard; the container still lacks its directory.
     fn write(
         &self,
         shard: &Contents<'_>,

@@ -1,6 +1,6 @@
-//! A copy of an open model: its containers as they were opened, even if their names belong to other
-//! files by now, and the side files beside them. The copies are checked, and hashes of side files
-//! compared. A link that leads out of the folder is refused.
+//! Copies an open model: its containers as they were opened, even if their names belong to other
+//! files by now, and the side files beside them. The copies are checked, and the hashes of side
+//! files compared. A link that leads out of the folder is refused.
 
 use std::{io::Write, path::Path};
 

@@ -1,10 +1,10 @@
-//! Outputs that go into a store: written and verified here, then uploaded.
+//! Outputs in a store: written and verified locally, then uploaded.
 //!
 //! ```text
 //! nothing has the name → output in a temporary folder → containers → side files
 //!         → index, config, pipeline.df11 → directories read back
 //! ```
-//! A reader that comes before the end lacks the files by which loaders know a folder as a model's.
+//! Until the end, readers lack the files by which loaders recognise a model's folder.
 
 use std::path::{Path, PathBuf};
 

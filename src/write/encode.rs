@@ -1,4 +1,5 @@
-//! Second pass: all bytes of a plan, each to its place in the container; of tensors on all threads.
+//! Second pass: writes all bytes of a plan to their places in the container, those of tensors on
+//! all threads.
 
 use std::{
     fs::File,
@@ -311,7 +312,7 @@ impl ContainerOutput {
     /// part once.
     ///
     /// # Panics
-    /// Where the bytes exceed the array.
+    /// If the bytes exceed the array.
     pub(super) fn write_array(&self, array: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         let record = &self.directory.arrays[array];
         assert!(offset + bytes.len() as u64 <= record.length.get(), "bytes within their array");

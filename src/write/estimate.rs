@@ -1,7 +1,7 @@
-//! Estimates the result of compression, by all steps up to the plan, and makes the outline of a
-//! container that is not written: header, directory and footer at their places, and nothing between
-//! them. It opens as the container would, so whatever asks directories alone (what fits on which
-//! GPUs) can be asked before anything is compressed.
+//! Estimates the result of compression by all steps up to the plan, and makes the outline of the
+//! container: header, directory and footer at their places, with nothing between them. The outline
+//! opens as the container would, so every question that needs only the directory (such as which
+//! GPUs can hold the model) can be answered before anything is compressed.
 
 use std::{
     collections::BTreeMap,
@@ -32,8 +32,8 @@ use crate::{
     source::{Component, Source, Sources},
 };
 
-/// Estimates what [`compress`](super::compress()) would make: runs the first pass alone, and gives
-/// exact sizes. Of the options layout and base count.
+/// Estimates the result of [`compress`](super::compress()): runs only the first pass, and gives
+/// exact sizes. Only the options for layout and base matter.
 ///
 /// # Errors
 /// Like [`compress`](super::compress()), except for writing.
@@ -49,14 +49,14 @@ pub fn estimate(
     Estimate::new(&inputs[0], out, false, assumed, observer)
 }
 
-/// Like [`estimate`], of all models at a path, as [`compress_all`](super::compress_all) would make
-/// them: an estimate for each. With `exponent_bits` no weight is read, so that the safetensors
-/// headers alone need to be there: codes are assumed to take as many bits per weight (2.6 to 2.7 in
-/// trained models), and no tensor equals another one. That takes some milliseconds.
+/// Like [`estimate`], for all models at a path, as [`compress_all`](super::compress_all) would make
+/// them. With `exponent_bits` no weight is read, so only the safetensors headers are needed: codes
+/// are assumed to take this many bits per weight (2.6 to 2.7 in trained models), and all tensors to
+/// differ. That takes some milliseconds.
 ///
 /// # Errors
-/// Like [`estimate`], and [`Error::Parameter`] if the bits are not within 1 to 8, or with a base:
-/// only weights tell how far they are from it.
+/// Like [`estimate`]; [`Error::Parameter`] if the bits are not within 1 to 8, or if they are given
+/// with a base: only the weights show how far they are from it.
 pub fn estimate_all(
     sources: &Sources,
     out: &Path,
@@ -153,8 +153,8 @@ impl Estimate {
         Ok(Self { report, directories })
     }
 
-    /// Opens the output as it would be, without arrays: for what asks directories alone, as
-    /// `gpu::Plan` does. Decoding finds damage. Costs some microseconds a tensor.
+    /// Opens the output as it would be, without arrays, for callers that need only directories,
+    /// such as `gpu::Plan`. Decoding from it reports damage. Costs some microseconds per tensor.
     ///
     /// # Errors
     /// Like [`open`](crate::open()), except for reading: where the files together break a rule of

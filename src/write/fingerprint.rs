@@ -1,4 +1,4 @@
-//! Fingerprints of tensors: by these the second pass knows that it reads what the first has read.
+//! Fingerprints of tensors, which prove that the second pass reads the same bytes as the first.
 
 /// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. A number for each 16
 /// bytes mixes them with their place; exclusive or joins all numbers, so that parts come in any

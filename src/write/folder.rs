@@ -1,5 +1,5 @@
-//! A folder of outputs: where containers and side files go, and a temporary folder that is filled
-//! and becomes the real one when it is whole.
+//! A folder of outputs: where containers and side files go, and the temporary folder that becomes
+//! the real one when it is complete.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

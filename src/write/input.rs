@@ -1,5 +1,5 @@
-//! The input of compression: the files of a checkpoint, or an open model, whose tensors are decoded
-//! wherever they are read. The passes and the plan see the same in both.
+//! The input of compression: the files of a checkpoint, or an open model whose tensors are decoded
+//! on reading. Passes and plan treat both alike.
 
 use std::{
     borrow::Cow,

@@ -1,9 +1,9 @@
-//! The last step of a save into a folder that may hold other files: new files get their names in
-//! it one by one, since the folder cannot be exchanged as a whole.
+//! The last step of a save into a folder that may hold other files: new files get their names there
+//! one by one, because the folder cannot be exchanged as a whole.
 //!
-//! First they become [`PENDING`], by one rename: from then on the new output is whole, and until it
-//! is installed nobody opens the folder. A run that is killed before leaves the earlier output, one
-//! that is killed after leaves what [`SaveTarget::lock`] finishes.
+//! First one rename makes them [`PENDING`]: from then on the new output is complete, and until it
+//! is installed, opening the folder is refused. A run that is killed before the rename leaves the
+//! earlier output; after a later kill, [`SaveTarget::lock`] finishes the save.
 
 use std::{
     collections::BTreeSet,

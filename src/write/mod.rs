@@ -5,7 +5,7 @@
 //! A tensor is cut into *portions* of elements, whatever the number of threads. The first pass
 //! counts the bits of each portion, so each portion knows its first bit. A portion of `gap` owns
 //! whole *couples* of the bitstream (two threads whose gaps share a byte). It leaves the couple in
-//! which it starts to the portion before, which looks some weights ahead to finish it. No two
+//! which it starts to the portion before, which reads some weights ahead to finish it. No two
 //! portions write the same byte, so any thread may write any portion at any time. Checksums of
 //! pieces are joined afterwards.
 //!
@@ -16,11 +16,11 @@
 //! # Memory
 //!
 //! Compression needs some MiB per thread, and about 0.02 % of the model for its work list and
-//! directory. Decompression needs some MiB per thread, `open` a few times the directory. The
-//! largest tensor matters in two cases: a caller of `decode` lends buffers of its size, and a
-//! thread works on whole strips of 32 rows, which take up to 0.25 KiB per column (measured: 32 MiB
-//! per thread at 131,072 columns). The writer cuts a matrix of more than 262,144 columns as a
-//! vector.
+//! directory. Decompression needs some MiB per thread, `open` a few times the directory. The size
+//! of the largest tensor matters in two cases: a caller of `decode` supplies buffers of its size,
+//! and a thread works on whole strips of 32 rows, which take up to 0.25 KiB per column (measured:
+//! 32 MiB per thread at 131,072 columns). The writer cuts a matrix of more than 262,144 columns as
+//! a vector.
 //!
 //! # Which models
 //!
@@ -31,13 +31,13 @@
 //!
 //! # Outputs
 //!
-//! A container is written to a hidden temporary file with a header that says *unfinished*.
-//! Directory and footer follow, then sync, the header, sync, verification, and the rename. A folder
-//! is filled under a temporary name and renamed whole. Its containers are closed between their
-//! passes and their seal, so a model may have more shards than a process may have open files. A
-//! failure or a cancellation before the rename removes the temporary files. Every file and folder
-//! of an output is created, never opened, so a disk that folds two names into one is noticed and
-//! refused.
+//! A container is written to a hidden temporary file with a header that says *unfinished*. Then
+//! come directory and footer, a sync, the header, a sync, verification, and the rename. A folder is
+//! filled under a temporary name and renamed whole. Its containers are closed between the second
+//! pass and their seal (directory, footer and header), so a model may have more shards than a
+//! process may have open files. A failure or a cancellation before the rename removes the temporary
+//! files. Every file and folder of an output is created anew, so a disk on which two names are one
+//! file is noticed, and the output refused.
 
 mod analysis;
 mod base;

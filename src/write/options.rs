@@ -1,4 +1,4 @@
-//! Choices of compression.
+//! Options for compression.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -8,8 +8,8 @@ use crate::{
     encoding::gap::GapGeometry,
 };
 
-/// How BF16 tensors are stored. Those of other floats that are coded (F16, F32, FP8) are in the
-/// encoding `float`, except with [`Layout::Raw`].
+/// How BF16 tensors are stored. Coded tensors of other floats (F16, F32, FP8) have the encoding
+/// `float`, except with [`Layout::Raw`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Layout {
@@ -17,8 +17,8 @@ pub enum Layout {
     Gap(GapGeometry),
     /// Huffman-coded pairs of exponents in tiles (spec, section 6.4), if that is smaller than raw:
     /// smaller than `gap`, and faster on a GPU. If the four lowest bits of all weights of a tensor
-    /// are zero, as in BF16 that was FP8 with scales that are powers of two, the tiles are those of
-    /// the encoding `float` (section 6.5), by which kernels multiply in the fast layout alone.
+    /// are zero, as in BF16 that was FP8 with scales that are powers of two, the tiles have the
+    /// encoding `float` (section 6.5); kernels multiply by it only in the fast layout.
     #[default]
     Tile,
     /// The original bytes.
@@ -32,7 +32,7 @@ impl Layout {
     }
 }
 
-/// Choices of [`compress`](super::compress()) and [`convert`](super::convert).
+/// Options of [`compress`](super::compress()) and [`convert`](super::convert).
 ///
 /// ```
 /// use df11::{CompressOptions, Layout};
@@ -56,7 +56,7 @@ impl Default for CompressOptions {
 }
 
 impl CompressOptions {
-    /// Tiles; verified; no metadata and no card; an output that exists stays.
+    /// Defaults: tiles; verified; no metadata and no card; an existing output is not replaced.
     pub const fn new() -> Self {
         Self {
             layout: Layout::Tile,
@@ -75,9 +75,9 @@ impl CompressOptions {
         self
     }
 
-    /// Whether to replace an output that exists. A folder is replaced only if each file in it has
-    /// the path of a new one, is a shard of the one model that lies there, or is a side file that
-    /// this names.
+    /// Whether to replace an existing output. A folder is replaced only if each file in it has the
+    /// path of a new one, is a shard of the only model there, or is a side file that this model
+    /// records.
     #[must_use]
     pub const fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
@@ -93,9 +93,9 @@ impl CompressOptions {
     }
 
     /// Keys and values for runtimes, which read them by
-    /// [`Model::metadata`](crate::Model::metadata). A key begins with the name of whoever uses it,
-    /// and a dot: `example.com/tool` or `tool.setting`; the spec keeps those without a dot. They
-    /// come on top of what a converted model has.
+    /// [`Model::metadata`](crate::Model::metadata). A key begins with the name of its owner and a
+    /// dot: `example.com/tool` or `tool.setting`; keys without a dot are reserved by the
+    /// specification. A converted model keeps its own metadata too.
     #[must_use]
     pub fn metadata(mut self, metadata: BTreeMap<String, String>) -> Self {
         self.metadata = metadata;
@@ -103,10 +103,11 @@ impl CompressOptions {
     }
 
     /// The model from which this one was fine-tuned: its folder, its container or safetensors file,
-    /// or its name in the cache of the Hub (`org/name`). BF16 tensors that are smaller so are
-    /// stored as their differences from the base's tensors of the same names, and decode only where
-    /// the base is: see [`OpenOptions::base`](crate::OpenOptions::base). Compression needs room for
-    /// the differences twice: they first go to a temporary file beside the output.
+    /// or its name in the cache of the Hub (`org/name`). BF16 tensors are stored as their
+    /// differences from the base's tensors of the same names if that is smaller; such tensors
+    /// decode only if the base is available: see [`OpenOptions::base`](crate::OpenOptions::base).
+    /// Compression needs disk space for the differences twice: they first go to a temporary file
+    /// beside the output.
     #[must_use]
     pub fn base(mut self, base: impl Into<PathBuf>) -> Self {
         self.base = Some(base.into());
@@ -114,7 +115,7 @@ impl CompressOptions {
     }
 
     /// The model card to write into a folder, if any: `README.md`, or `DF11.md` if the model has a
-    /// file of that name. It is no part of the model, and [`decompress`](super::decompress) leaves
+    /// file of that name. It is not part of the model, and [`decompress`](super::decompress) leaves
     /// it out.
     #[must_use]
     pub fn card(mut self, card: Option<Card>) -> Self {
@@ -123,7 +124,7 @@ impl CompressOptions {
     }
 }
 
-/// Choices of [`decompress`](super::decompress).
+/// Options of [`decompress`](super::decompress).
 #[derive(Clone, Debug, Default)]
 pub struct DecompressOptions {
     pub(crate) overwrite: bool,
@@ -131,21 +132,21 @@ pub struct DecompressOptions {
 }
 
 impl DecompressOptions {
-    /// An output that exists stays, and a changed side file is an error.
+    /// Defaults: an existing output is not replaced, and a changed side file is an error.
     pub const fn new() -> Self {
         Self { overwrite: false, keep_changed: false }
     }
 
-    /// Whether to replace an output that exists; a folder only if each file in it has the path of a
-    /// new one.
+    /// Whether to replace an existing output; a folder is replaced only if each file in it has the
+    /// path of a new one.
     #[must_use]
     pub const fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// Whether to copy side files beside the containers that are not what was compressed, and to go
-    /// without those that are missing, instead of failing.
+    /// Whether to copy side files that have changed since compression, and to continue without
+    /// missing ones, instead of failing.
     #[must_use]
     pub const fn keep_changed(mut self, keep_changed: bool) -> Self {
         self.keep_changed = keep_changed;

@@ -1,5 +1,5 @@
-//! The plan of a container: with the first pass done, it shows which tensors are coded, raw, or
-//! aliases of others, and every array has its size and so its place.
+//! The plan of a container, made after the first pass: it says which tensors are coded, raw, or
+//! aliases of others, and gives every array its size and place.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,7 +31,7 @@ use crate::{
     source::SourceTensor,
 };
 
-/// Smaller tensors are stored again where they occur again: an alias would save little and tie
+/// Smaller tensors are stored again if they occur again: an alias would save little and tie
 /// their blocks together.
 const MIN_ALIAS_BYTES: u64 = 64 << 10;
 

@@ -1,5 +1,5 @@
-//! Decides which earlier outputs may be replaced on a person's word. People mistype, and keep files
-//! where outputs are.
+//! Decides which earlier outputs may be replaced if the user allows it: people mistype, and keep
+//! their own files in output folders.
 //!
 //! A folder may be replaced if each file in it is known: the new output has the same path, or the
 //! file is a shard of the one model in the folder, or a side file that this model names. This is
@@ -196,7 +196,7 @@ fn parts<'a>(containers: &[&'a str]) -> BTreeMap<&'a str, Vec<&'a str>> {
 }
 
 /// Whether a container is what the writer of a folder puts at this path: one weights file, and side
-/// files beside it; or none, where it lists the components of a pipeline.
+/// files beside it; or none, if it lists the components of a pipeline.
 fn is_shard_of_folder(directory: &Directory, path: &str) -> bool {
     let mut stored = directory.files.iter().filter(|file| file.kind != FILE_BESIDE);
     match (stored.next(), stored.next()) {

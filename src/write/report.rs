@@ -1,4 +1,4 @@
-//! Sizes and counts that compression came to.
+//! Sizes and counts in the result of compression.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::{
     source::{Component, LeftOut},
 };
 
-/// Sizes before and after.
+/// Sizes before and after compression.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
@@ -53,9 +53,9 @@ pub struct Report {
     pub coded_bytes: u64,
     /// Sum of each coded tensor's own exponent entropy times its weights, in bits.
     pub entropy_bits: f64,
-    /// Bits of coded tensors that are stored as they are: 8 of a BF16 weight.
+    /// Uncoded bits of coded tensors: 8 of each BF16 weight.
     pub kept_bits: u64,
-    /// Bytes of the coded tensors before.
+    /// Bytes of the coded tensors before compression.
     pub coded_source_bytes: u64,
     /// Files that were found and are not part of the output; relative to the folder of all models.
     pub left_out: Vec<LeftOut>,
@@ -165,12 +165,13 @@ impl Report {
         8.0 * self.coded_bytes as f64 / self.coded_weights.max(1) as f64
     }
 
-    /// Bits per weight that coded tensors had before: 16 of BF16.
+    /// Bits per weight that coded tensors had before compression: 16 for BF16.
     pub fn source_bits_per_weight(&self) -> f64 {
         8.0 * self.coded_source_bytes as f64 / self.coded_weights.max(1) as f64
     }
 
-    /// The fewest bits per weight that one code a tensor allows: what is kept, and the entropy.
+    /// The fewest bits per weight that are possible with one code per tensor: the uncoded bits plus
+    /// the entropy.
     pub fn entropy_limit(&self) -> f64 {
         (self.kept_bits as f64 + self.entropy_bits) / self.coded_weights.max(1) as f64
     }

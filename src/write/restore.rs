@@ -1,4 +1,4 @@
-//! Decompression: the original files, byte for byte.
+//! Decompression: restores the original files, byte for byte.
 
 use std::{collections::BTreeSet, fs::File, path::Path};
 
@@ -28,12 +28,12 @@ pub struct Restored {
     pub bytes: u64,
     /// Files that have the hash of the original.
     pub files: u64,
-    /// Paths of side files that were copied although they are not the originals any more.
+    /// Paths of side files that were copied although they have changed.
     pub changed: Vec<String>,
-    /// Paths of side files that were not there.
+    /// Paths of missing side files.
     pub missing: Vec<String>,
     /// Paths of files beside the containers that the containers do not record: they were copied,
-    /// and nothing tells whether they are what they were.
+    /// but cannot be checked.
     pub unchecked: Vec<String>,
     /// Files beside the containers that were not copied.
     pub left_out: Vec<LeftOut>,
@@ -42,18 +42,17 @@ pub struct Restored {
 /// Writes the original files of a model, and proves by their hashes that they are the same, before
 /// they get their names.
 ///
-/// An output whose name ends in `.safetensors` is one file, where the model was made of one; any
-/// other is a folder with all weights files and side files. Files in the folder of a model that its
-/// containers do not record are copied too, except where they would stand in the way of one that
-/// was restored.
+/// An output whose name ends in `.safetensors` is one file, if the model was made from one; any
+/// other is a folder with all weights files and side files. Files in the model's folder that its
+/// containers do not record are copied too, unless they would take the place of a restored file.
 ///
 /// Works on all threads of the current rayon pool, in about 3 MiB per thread.
 ///
 /// # Errors
-/// [`Error::Parameter`] if the output exists, a shard is missing, or one file is asked for of a
-/// model of several; [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`],
+/// [`Error::Parameter`] if the output exists, a shard is missing, or `out` is one file and the
+/// model has several; [`Error::Corrupt`], also if a side file is missing or changed; [`Error::Io`],
 /// also if the disk has too little free space, before anything is written; [`Error::Cancelled`].
-/// Then nothing is left behind.
+/// After an error no partial output remains.
 pub fn decompress(
     model: &Model,
     out: &Path,
@@ -64,9 +63,9 @@ pub fn decompress(
     Ok(restored.into_iter().next().unwrap_or_default())
 }
 
-/// Like [`decompress`], of all models at a path; those of a pipeline go to where they were in its
-/// folder, which appears when all of it is whole. Returns what was restored of each, with paths
-/// relative to the output.
+/// Like [`decompress`], for all models at a path. Components of a pipeline go to their places in
+/// its folder, which appears when all of it is complete. Returns the result for each model, with
+/// paths relative to the output.
 ///
 /// # Errors
 /// Like [`decompress`], and [`Error::Parameter`] if components are missing.
@@ -281,7 +280,7 @@ fn clashes(path: &str, recorded: &BTreeSet<&str>) -> bool {
         || recorded.range(&*inside..).next().is_some_and(|next| next.starts_with(&inside))
 }
 
-/// Refuses to begin what the disk of an output has no room for.
+/// Refuses to begin if the output's disk has too little space.
 fn check_space(out: &Path, bytes: u64) -> Result<()> {
     let folder = parent_of(out);
     // Where the system does not tell, writing will.

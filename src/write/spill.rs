@@ -1,5 +1,5 @@
-//! Segments that the first pass has encoded, in a temporary file until the second pass copies them:
-//! their lengths, from which all places follow, are known only when they are encoded.
+//! A temporary file with the segments that the first pass has encoded, until the second pass copies
+//! them. All places depend on the lengths of segments, which are known only after encoding.
 
 use std::{
     io,

@@ -1,5 +1,5 @@
-//! The objects of an output in a store, and their order. Nothing there is replaced: a store renames
-//! no folder, so an earlier output would be gone before the new one is whole.
+//! The objects of an output in a store, and their order. Nothing there is replaced: a store cannot
+//! rename folders, so an earlier output would be gone before the new one is complete.
 
 use std::{
     fs,

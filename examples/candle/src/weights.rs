@@ -1,4 +1,4 @@
-//! An open container, as candle reads it.
+//! An open container from which candle reads.
 
 use std::{path::Path, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Logits of compressed weights have the bits of those of candle's own Llama with the BF16 weights:
-//! on the CPU, and on a GPU with the feature `cuda` (`DF11_REQUIRE_GPU=1` makes its lack a
+//! Logits from compressed weights have the bits of those of candle's own Llama with BF16 weights:
+//! on the CPU, and on a GPU with the feature `cuda` (`DF11_REQUIRE_GPU=1` makes a missing GPU a
 //! failure).
 
 use std::path::{Path, PathBuf};

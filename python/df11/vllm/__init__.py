@@ -1,4 +1,4 @@
-"""vLLM serves compressed models: a plugin, which vLLM finds by its entry point.
+"""A plugin with which vLLM serves compressed models. vLLM finds it by its entry point.
 
 pip install "df11[vllm]"
 df11 compress Qwen3-8B -o Qwen3-8B-df11

@@ -23,9 +23,9 @@ NAME = "df11"
 
 def wrap_graphs() -> None:
     """Makes vLLM run a compressed model with `VLLM_BATCH_INVARIANT` as it runs the BF16 model:
-    compiled, or in breakable CUDA graphs without compilation. By itself it compiles all models that
-    have a quantization method, and compiled code rounds otherwise. Does nothing if a release has
-    one way to run them.
+    compiled, or in breakable CUDA graphs without compilation. By itself, vLLM compiles all models
+    that have a quantization method, and compiled code rounds differently. Does nothing if a release
+    runs all models in one way.
     """
     place = "vllm.config:VllmConfig._uses_breakable_cudagraph_for_batch_invariance"
     wrap_listed({place: _as_bf16})
@@ -56,7 +56,7 @@ class Df11Config(Options, QuantizationConfig):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """The oldest GPUs on which the kernels run: Ampere."""
+        """The compute capability of the oldest GPUs on which the kernels run: Ampere."""
         return 80
 
     @staticmethod

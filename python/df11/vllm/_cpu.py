@@ -1,8 +1,9 @@
-"""Products on a CPU, with the bits of vLLM's layers there.
+"""Products on a CPU that give the bits of vLLM's layers there.
 
-For CPUs vLLM packs the weights of its unquantized layers after loading, for kernels that add in
-another order than PyTorch's. Which kernel that is depends on the shape, the CPU and the release. So
-the layer's own method of vLLM packs decoded weights, and multiplies by them. Nothing is kept.
+On CPUs, vLLM packs the weights of its unquantized layers after loading, for kernels that add in
+another order than PyTorch's. The kernel depends on the shape, the CPU and the release. So here
+vLLM's own method for the layer packs decoded weights, and multiplies by them. The packed weights
+are not kept.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, plain: bool) -> Tensor:
-    """The product of an unquantized linear layer or head of vLLM. `plain`: `is_plain` of it."""
+    """The product of an unquantized linear layer or head of vLLM. `plain`: the layer's
+    `is_plain`."""
     layer: Any = nn.Module()
     layer.weight = _parameter(weight)
     # vLLM may change a layer's bias into another dtype.

@@ -3,11 +3,12 @@
 Each architecture of vLLM has code that takes the checkpoint's tensors by name, slices them for a
 rank of tensor parallelism, and copies them into windows of its parameters. Here this code runs
 unchanged on tensors that know only their shape and their backing: a `Target` is a parameter, a
-`Stored` a tensor of a container. Views keep the backing; a copy from one into the other is
-recorded, not made. `_fill` loads the recorded weights afterwards, on each rank its own tiles alone.
+`Stored` a tensor of a container. Views keep the backing; a copy of a `Stored` into a `Target` is
+recorded, not made. Afterwards `_fill` loads the recorded weights; each rank loads only its own
+tiles.
 
 All other operations on a stored tensor get its decoded values, so code that computes with
-checkpoint tensors works too. Its results are copied into targets as dense patches.
+checkpoint tensors works too. The results are copied into targets as dense patches.
 """
 
 from __future__ import annotations
@@ -147,8 +148,8 @@ class Target(Backing):
         return f"{count:,} of {whole:,} weights are there"
 
     def ordered(self, name: str = "a layer") -> list[Patch]:
-        """All patches by their place. `name`: the name of the weight, for errors.
-        Raises `ValueError` if they overlap or do not cover it.
+        """All patches, ordered by place. `name`: the name of the weight, for errors. Raises
+        `ValueError` if they overlap or do not cover it.
         """
         if self.lacks is not None:
             raise lacking({name: self.lacks})
@@ -164,8 +165,8 @@ _NAMED = 20
 
 
 def lacking(found: dict[str, str]) -> ValueError:
-    """The error for a checkpoint that lacks weights. `found`: for each parameter, how many are
-    there, or nothing.
+    """The error for a checkpoint that lacks weights. `found`: for each parameter, how many weights
+    were found, or nothing.
     """
     names = [f"{name} ({count})" if count else name for name, count in found.items()]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -1,8 +1,8 @@
 """Mixtures of experts.
 
 With few tokens, kernels multiply by the experts that the router chose on the GPU, and read no
-others. With many tokens most experts are chosen. Then, and in exact mode where the order of vLLM's
-sums is not known, a layer's experts are decoded, and vLLM's own kernel multiplies.
+others. With many tokens the router chooses most experts. Then, and in exact mode if the order of
+vLLM's sums is not known, a layer's experts are decoded, and vLLM's own kernel multiplies.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
     @property
     def is_monolithic(self) -> bool:
-        """True on the CPU if this vLLM has no router there outside its own kernel."""
+        """True on the CPU if this release of vLLM has no router outside its own kernel there."""
         return _select_experts is not None
 
     def create_weights(
@@ -159,7 +159,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
     def run(
         self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, decodes: bool
     ) -> Tensor:
-        """As `apply` on a GPU, by compressed experts or by decoded ones."""
+        """Does what `apply` does, on a GPU, with compressed or decoded experts."""
         assert self.kernel is not None
         w13, w2 = layer.w13_weight, layer.w2_weight
         return self.kernel.apply(
@@ -230,8 +230,8 @@ def _refuse(moe: FusedMoEConfig) -> None:
 def route(
     topk_ids: Tensor, expert_map: Tensor | None, experts: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Places of tokens sorted by expert: their order, where each expert begins, and their rows.
-    Experts of other ranks come last. Waits for nothing.
+    """Sorts the places of tokens by expert: their order, where each expert begins, and their rows.
+    Experts of other ranks come last. Does not wait.
     """
     flat = topk_ids.reshape(-1).long()
     if expert_map is not None:

@@ -1,13 +1,15 @@
-"""Chooses the files of a model: its containers, here or in a store, or the files that vLLM loads.
+"""Chooses the files of a model: its containers, local or in a store, or the files that vLLM would
+load.
 
 `config.json` decides. If it names df11, the containers are the weights, and other weights beside
-them are ignored. If it does not, a container beside other weights is a stray one. Containers alone
-are loaded, because a checkpoint of another quantization method would be named there.
+them are ignored. If it does not, a container beside other weights is ignored. If there are only
+containers, they are loaded, because `config.json` would name the quantization method of any other
+checkpoint.
 
-`vllm serve s3://…`: vLLM has names of stores for its own streamer, which reads safetensors. It
-pulls config and tokenizer into a local folder and keeps the name as `model_weights`; for such names
-it replaces the load format. If the config in the store names df11, the plugin does the same with a
-linked folder, and keeps the name after `_OURS`, which vLLM takes for no store's.
+`vllm serve s3://…`: vLLM supports names of stores for its own streamer, which reads safetensors. It
+pulls config and tokenizer into a local folder, keeps the name as `model_weights`, and replaces the
+load format for such names. If the config in the store names df11, the plugin does the same with a
+linked folder, and puts `_OURS` before the name, so that vLLM does not recognise it as a store's.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def containers_of(
 
 
 def _names_df11(model: str, revision: str | None, prefix: str) -> bool:
-    """Whether the config of the subfolder, or else of the model, names df11."""
+    """Whether the subfolder's config, or the model's if there is none, names df11."""
     for place in dict.fromkeys((prefix, "")):
         config = get_hf_file_to_dict(f"{place}config.json", model, revision)
         if isinstance(config, dict):
@@ -115,8 +117,8 @@ def has_head(folder: Path) -> bool:
 
 
 def wrap_pulling() -> None:
-    """Makes vLLM link folders of containers in stores. Does nothing if a release pulls otherwise:
-    then such names fail as without df11.
+    """Makes vLLM link folders of containers in stores. Does nothing if a release pulls files in
+    another way; then such names fail as they do without df11.
     """
     wrap_listed({"vllm.config:ModelConfig.maybe_pull_model_tokenizer_for_runai": _pull})
 
@@ -149,6 +151,6 @@ def _linked(model: str) -> Path | None:
 
 
 def expect(config: ModelConfig) -> None:
-    """Notes the linked folder of a model in this process, which may not have made it."""
+    """Records the linked folder of a model in this process, which may not have made the folder."""
     if config.model_weights.startswith(_OURS):
         remember(Path(config.model), config.model_weights.removeprefix(_OURS))

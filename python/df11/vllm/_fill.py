@@ -85,7 +85,7 @@ def fill(model: nn.Module, options: Options, device: torch.device, memory: int |
 
 
 def check_loaded(model: nn.Module, loaded: set[str] | None) -> None:
-    """Raises a `ValueError` that names the parameters of a model without values.
+    """Raises a `ValueError` that names a model's parameters without values.
 
     `loaded`: names that the model's loading code returned, one of each shared parameter; for None,
     only recorded weights are checked. As in vLLM's own check, parameters that a module makes after
@@ -122,7 +122,7 @@ def _targets(model: nn.Module) -> dict[Target, _Layers]:
 
 
 def _find(target: Target, layers: _Layers, device: torch.device, exact: bool) -> _Tiled | None:
-    """The tiles of a container that form it; None if it must be made from dense values."""
+    """The tiles of a container that form the target; None if it must be made from dense values."""
     on_gpu = device.type == "cuda"
     because, (name, *_) = None, layers[0]
     patches = target.ordered(name)

@@ -83,7 +83,8 @@ def kernels_of(weight: Any) -> _native.Grouped | None:
 
 
 class CompressedExperts(TritonExperts):
-    """vLLM's Triton experts. Both weights may be compressed, if `kernels_of` has some for them."""
+    """vLLM's Triton experts. Both weights may be compressed if `kernels_of` has kernels for
+    them."""
 
     def apply(
         self,
@@ -144,7 +145,7 @@ class CompressedExperts(TritonExperts):
     def _finish(
         self, down: Tensor, output: Tensor, topk_ids: Tensor, expert_map: Tensor | None
     ) -> None:
-        """Adds the products of each token. vLLM 0.26 has no method of its own for that."""
+        """Adds the products of each token. vLLM 0.26 has no method for that."""
         finish = getattr(self, "_finalize_expert_output", None)
         if finish is None:
             self.moe_sum(down, output)
@@ -183,9 +184,9 @@ _found: dict[Any, tuple[dict[int, _Pair], dict[_Pair, bool]]] = {}
 class ExpertOrders:
     """Finds for how many tokens the kernels have the bits of vLLM's products with experts.
 
-    Both products of a layer are measured as `_order` says, with one expert that all tokens choose,
-    once for each configuration of vLLM's kernel and each kernel here that takes its place. These
-    fix the order of a sum, however many tokens there are.
+    Both products of a layer are measured as `_order` describes, with one expert that all tokens
+    choose, once for each configuration of vLLM's kernel and each kernel here that replaces it.
+    These two fix the order of a sum for any number of tokens.
     """
 
     def __init__(

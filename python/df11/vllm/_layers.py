@@ -1,6 +1,6 @@
 """A layer's weights: first a target, then compressed arrays or an ordinary parameter.
 
-Layers with matrices (single, merged, QKV), and vocabularies.
+These are layers with matrices (single, merged, QKV), and vocabularies.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Options:
         return self.mode == "exact"
 
     def choose(self, options: dict[str, Any]) -> None:
-        """Takes over options that a user named.
-        Raises `ValueError` for a value that an option does not have.
+        """Sets options that the user has given. Raises `ValueError` for a value that an option does
+        not have.
         """
         try:
             check_options(**options)
@@ -66,8 +66,8 @@ def target_of(layer: nn.Module, name: str) -> Target | None:
 
 
 def give(layer: nn.Module, name: str, value: Tensor, target: Target) -> None:
-    """Replaces a target by its final weight. A compressed weight is an attribute with shape, dtype
-    and device, and not a parameter: compiled code uses its key.
+    """Replaces a target by its final weight. A compressed weight is not a parameter but an
+    attribute with shape, dtype and device: compiled code uses its key.
     """
     del layer._parameters[name]
     key = None
@@ -136,7 +136,7 @@ def _packed(target: Target, patches: list[Patch]) -> CompressedTensor | None:
 
 
 def without_padding(target: Target, patches: list[Patch]) -> int:
-    """Number of rows without zeros at the end, which would be exceptions in the fast layout."""
+    """The number of rows before zeros at the end; zeros would be exceptions in the fast layout."""
     rows = target.rows
     for patch in reversed(patches):
         if patch.values is not None or patch.columns != target.columns:

@@ -1,7 +1,8 @@
 """The model loader: reads containers if they are the weights of a model (`_files`).
 
-It is registered as load format `df11`, and for `auto` in place of vLLM's own loader, whose work it
-does for all other models: vLLM chooses a loader by the format alone, before it knows the model.
+It is registered as load format `df11`, and for `auto` in place of vLLM's own loader, because vLLM
+chooses a loader only by the format, before it knows the model. For all other models it does what
+vLLM's own loader does.
 """
 
 from __future__ import annotations
@@ -186,9 +187,9 @@ class Df11ModelLoader(DefaultModelLoader):
 
 
 def tie_as_stored(model_config: Any, folder: Path) -> None:
-    """Unties the head of a model whose containers have one with other values than the embedding's,
-    though its config ties them. vLLM does so itself and looks for heads in safetensors alone;
-    releases before 0.32 leave such a head out. Call it before the model is made.
+    """Unties the head of a model if its config ties the head, but its containers have a head with
+    other values than the embedding's. vLLM itself does this only for heads in safetensors; releases
+    before 0.32 leave such a head out. Call it before the model is made.
     """
     was_untied = getattr(model_config, "word_embeddings_untied_by_checkpoint", None)
     config = model_config.hf_config
@@ -207,9 +208,9 @@ def let_launches_begin_early(vllm_config: VllmConfig, gpus: list[dict[str, Any]]
     are from `df11.devices`; graphs cannot hold such launches if the driver is older than CUDA 12.3.
     Call it before the model is made, whose compiler copies the config.
 
-    Inductor's kernels wait only for the kernel before them. That is right if each kernel lets the
-    next one begin after its own wait, as products do, or not at all, like nearly all of vLLM's.
-    LoRA kernels begin early and do not wait, so with adapters no other kernel begins early.
+    Inductor's kernels wait only for the kernel before them. That is correct if each kernel lets the
+    next one begin only after its own wait, as products do, or never, as nearly all kernels of vLLM
+    do. LoRA kernels begin early and do not wait, so with adapters no other kernel begins early.
     """
     knows = any(gpu["driver"] >= (12, 3) for gpu in gpus)
     if knows and vllm_config.lora_config is None:

@@ -1,9 +1,10 @@
-"""Operators of layers that hold compressed matrices.
+"""Operators for layers that hold compressed matrices.
 
 They run `df11::linear`, `embedding` and `grouped_linear` on a layer's weight. A `key`, a small
 tensor, names the layer. Lengths of compressed arrays differ between layers, between models of one
-shape, and with options. As arguments in a compiled graph they would give each layer its own graph,
-and vLLM's cache of compiled graphs, which does not know them, would return wrong ones.
+shape, and with options. If the arrays were arguments in a compiled graph, each layer would need its
+own graph, and vLLM's cache of compiled graphs, which does not know the lengths, would return wrong
+graphs.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def weight_of(key: Tensor) -> CompressedTensor:
 
 
 def release(key: Tensor) -> None:
-    """Lets go of a layer's weight, which no operator may name any more. Another key may get the
+    """Releases a layer's weight, which operators must not name any more. Another key may get the
     address.
     """
     _held[key.data_ptr()].forget()
@@ -188,7 +189,7 @@ def grouped_linear(
     library,
 )
 def decode(key: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """A weight of a layer whose kernels are vLLM's, decoded: [rows, columns]."""
+    """Decodes a weight of a layer that uses vLLM's kernels: [rows, columns]."""
     held = _find(key)
     weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
     if held.table is not None:

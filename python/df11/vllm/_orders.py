@@ -42,7 +42,7 @@ class _Shape(NamedTuple):
 def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Measures the order of vLLM's products: for all layers and captured numbers of tokens, for
     heads and all numbers of requests, and for experts and all numbers of tokens. Then logs for how
-    many it is known. Measures each shape once, and reads known orders from disk.
+    many products the order is known. Measures each shape once, and reads known orders from disk.
     """
     begin = time.perf_counter()
     captured = vllm_config.compilation_config.cudagraph_capture_sizes or [1]

@@ -9,9 +9,9 @@
 ```
 
 vLLM keeps the bytes of weights, or requantizes them: each block of weights for a scale that is a
-power of two (DeepGEMM), or merged matrices for one common scale. Then a byte becomes another one,
-the same wherever it stands in a block. So a table of 256 bytes for each block gives vLLM's bytes,
-after decoding. Weights that vLLM shuffles or pads stay uncompressed.
+power of two (DeepGEMM), or merged matrices for one common scale. Requantizing maps equal bytes of a
+block to equal bytes, so a table of 256 bytes for each block turns decoded bytes into vLLM's.
+Weights that vLLM shuffles or pads stay uncompressed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ _WARM_UP = "vllm.model_executor.warmup.deep_gemm_warmup:_deepgemm"
 
 
 def keep_compressed(config: Any) -> Options:
-    """Makes a quantization config of vLLM keep weights compressed: FP8 ones, and those in BF16 by
-    the options that it returns.
+    """Makes a quantization config of vLLM keep weights compressed: weights in FP8, and those in
+    BF16 by the options that it returns.
     """
     if not isinstance(config, _Config):
         config.__class__ = _subclass(_Config, type(config))
@@ -80,8 +80,8 @@ def keep_compressed(config: Any) -> Options:
 
 
 def wrap_warm_up() -> bool:
-    """Makes DeepGEMM compile its kernels by products with decoded weights. Returns false, and does
-    nothing, if a release warms up otherwise.
+    """Makes DeepGEMM compile its kernels with products of decoded weights. Returns false, and does
+    nothing, if a release warms up in another way.
     """
     kinds = ("fp8_gemm_nt", "grouped_fp8_gemm_nt_contiguous")
     return wrap_listed({f"{_WARM_UP}_{kind}_warmup": _with_decoded for kind in kinds})
@@ -100,8 +100,8 @@ def _with_decoded(call: Any, arguments: dict[str, Any]) -> Any:
 
 
 class _Config(QuantizationConfig):
-    """Comes before a class of vLLM's configs among the bases of another one, as the classes below
-    do before those of methods.
+    """A base of a new class, before a config class of vLLM. The classes below are bases in the same
+    way, before method classes.
     """
 
     df11: Options
@@ -152,7 +152,7 @@ class Shown(Compressed):
 
 
 class _View(NamedTuple):
-    """How a layer of vLLM has a weight whose matrix is decoded."""
+    """The view by which a layer of vLLM holds a weight whose matrix is decoded."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -160,7 +160,7 @@ class _View(NamedTuple):
 
 
 class _StandIn:
-    """A layer of vLLM, for a product, with these decoded weights."""
+    """Stands in for a layer of vLLM in a product, with decoded weights."""
 
     def __init__(self, layer: Any, weights: dict[str, Tensor]) -> None:
         self._layer = layer
@@ -172,7 +172,7 @@ class _StandIn:
 
 
 def _with_weights(layer: Any) -> Any:
-    """A layer for a product: the weights that are compressed are decoded."""
+    """A layer for a product, in which compressed weights are decoded."""
     views: dict[str, _View] = layer.df11_views
     if not views:
         return layer
@@ -221,7 +221,8 @@ class _Linear(_Method):
 class _Experts(_Method):
     @property
     def supports_eplb(self) -> bool:
-        """False: vLLM would move parameters between ranks, and compressed weights are none."""
+        """False: vLLM would move parameters between ranks, and compressed weights are not
+        parameters."""
         return False
 
     def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -238,7 +239,8 @@ def _parameter(value: Tensor) -> nn.Parameter:
 
 
 def _attributes(layer: Any, weight: Any) -> dict[str, Any] | None:
-    """What loading code reads of an FP8 weight; None for a weight that is not recorded."""
+    """The attributes of an FP8 weight that loading code reads; None for a weight that is not
+    recorded."""
     if weight is None or weight.dtype not in FP8:
         return None
     if type(weight) is nn.Parameter:
@@ -251,8 +253,8 @@ def _attributes(layer: Any, weight: Any) -> dict[str, Any] | None:
 
 
 def _keep(layer: Any, name: str, weight: CompressedTensor) -> None:
-    """Puts a compressed weight in the place of vLLM's if that has its values, or a table gives
-    them.
+    """Replaces vLLM's weight by a compressed one if both have the same values, or if a table gives
+    vLLM's.
     """
     made, key = layer._parameters.get(name), getattr(layer, f"{name}_key")
     view = None if made is None else _view(made, weight)
@@ -287,8 +289,9 @@ def _bytes(value: Tensor) -> Tensor:
 
 
 def _table(old: Tensor, new: Tensor) -> Tensor | None:
-    """For each block, by rows of blocks, which byte each byte of `old` has become; None if all are
-    the same, or a side is no multiple of a block's. Of a byte that has become several, any.
+    """For each block, by rows of blocks: the byte that each byte of `old` has become (any of them
+    if it has become several). None if all are the same, or if a side is not a multiple of a
+    block's.
     """
     before, after = (_bytes(value).view(-1, value.shape[-1]) for value in (old, new))
     if torch.equal(before, after) or any(side % BLOCK for side in before.shape):

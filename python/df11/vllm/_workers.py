@@ -1,15 +1,16 @@
 """Workers of vLLM in service, if some weights of a model are compressed.
 
 They raise before they return tokens from damaged weights. Kernels report damage in host memory
-(`_watch`), so reading it waits for nothing. The reports of a step's kernels are there as soon as
-the step's tokens are: when a worker returns them, or when `get_output` of its result has waited for
-them. With several workers vLLM asks most of them for no output, under tensor parallelism all but
-one, and only logs their exceptions. So a worker in its own process ends with the exception, at the
-latest when its next step begins, and vLLM stops an engine that lost a worker.
+(`_watch`), so reading a report needs no wait. The reports of a step's kernels are complete as soon
+as the step's tokens are: when a worker returns them, or when `get_output` of its result has waited
+for them. With several workers, vLLM asks most of them for no output (with tensor parallelism, all
+except one), and only logs their exceptions. So a worker in its own process ends with the exception,
+at the latest when its next step begins, and vLLM stops an engine that has lost a worker.
 
-They refuse to load, drop, write or hash weights, which vLLM does by a model's parameters.
-Compressed weights are none: compiled graphs have the addresses of their arrays. So these calls
-would leave old weights, or write files without weights, and some would say nothing.
+They refuse to load, drop, write or hash weights, because vLLM does this through a model's
+parameters. Compressed weights are not parameters, and compiled graphs have the addresses of their
+arrays. So these calls would leave old weights, or write files without weights, some of them
+silently.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _take(call: _Call, arguments: dict[str, Any]) -> Any:
 
 
 def _start(call: _Call, arguments: dict[str, Any]) -> Any:
-    """Checks after a warm-up, which multiplies by each weight. Waits for it."""
+    """Checks after a warm-up, which multiplies by every weight. Waits for the warm-up."""
     output = call()
     if torch.cuda.is_available():
         check_gpus([torch.device("cuda", torch.cuda.current_device())])
@@ -113,7 +114,7 @@ def refuse_in_service() -> None:
 
 
 def guard(model: nn.Module) -> None:
-    """Makes a loaded model refuse to load weights again, as trainers ask for, and to list them."""
+    """Makes a loaded model refuse to reload weights, as trainers request, and to list them."""
     if not holds_compressed(model):
         return
 

@@ -1,5 +1,5 @@
-//! `df11 bench --gpu`: decoding beside the copy rate of device memory, loading and streaming beside
-//! the rate of a plain pinned copy.
+//! `df11 bench --gpu`: compares decoding with the copy rate of device memory, and loading and
+//! streaming with the rate of a plain pinned copy.
 
 use std::{cmp::Reverse, collections::BTreeMap, path::Path};
 

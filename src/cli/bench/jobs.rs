@@ -1,5 +1,5 @@
-//! Measurements on the CPU: the most that the machine can do with memory, and whole calls of the
-//! library, as the command makes them.
+//! Measurements on the CPU: the machine's maximum memory rates, and whole calls of the library, as
+//! the command makes them.
 
 use std::{
     hint::black_box,

@@ -1,5 +1,5 @@
-//! `df11 bench`: the speed of every step beside the limit that the machine sets, measured in one
-//! process.
+//! `df11 bench`: measures the speed of every step and the limit that the machine sets for it, in
+//! one process.
 
 #[cfg(feature = "cudarc")]
 mod gpu;

@@ -1,5 +1,5 @@
-//! GPUs: which there are, and what the first one does in a second: copies within its memory and
-//! from the host, and beside them decoding and loading.
+//! Lists the GPUs, and measures the first one for a second: copies within its memory and from the
+//! host, decoding, and loading.
 
 use std::path::Path;
 
@@ -32,7 +32,8 @@ const SAMPLE: Shape =
 const SEED: u64 = 11;
 const TIMES: usize = 3;
 
-/// Rates are left out if `folder` is none: there is no place for weights, as another finding says.
+/// Rates are left out if `folder` is `None`: there is no place for weights, and another finding
+/// says so.
 pub(super) fn findings(folder: Option<&TemporaryFolder>) -> Result<Vec<Finding>, Failure> {
     // Kept open, so that it starts once.
     let opened = Device::open(0).ok();
@@ -69,8 +70,8 @@ fn device() -> Finding {
     }
 }
 
-/// A machine without a driver lacks nothing, but is told what a GPU would need; a driver that does
-/// not work must be fixed.
+/// A missing driver is not a problem, and the finding says what a GPU would need; a driver that
+/// does not work is one.
 fn no_gpu(error: Error) -> Finding {
     let (problem, remedy) = refused(error);
     let (text, value) =

@@ -1,4 +1,4 @@
-//! Cores, memory, instructions, pages, disk, and the Python that would use df11.
+//! Cores, memory, instruction sets, page size, disk, and the Python that would use df11.
 
 use std::{env, ffi::OsString, path::Path, process::Command, thread};
 

@@ -1,4 +1,4 @@
-//! `df11 doctor`: what this machine has, and what to do about what it lacks.
+//! `df11 doctor`: says what this machine has, and how to get what it lacks.
 
 #[cfg(feature = "cudarc")]
 mod gpu;

@@ -1,4 +1,4 @@
-//! A small model on the way through this machine, and the speed of each part on one core.
+//! Compresses and restores a small model, and measures the speed of each step on one core.
 
 use std::{hint::black_box, path::Path};
 

@@ -1,4 +1,5 @@
-//! Findings as one page that loads nothing: data as JSON in it, and a script that draws them.
+//! Findings as one HTML page that loads nothing else: it contains the data as JSON, and a script
+//! that draws them.
 
 use std::path::Path;
 

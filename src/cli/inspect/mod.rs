@@ -1,4 +1,4 @@
-//! `df11 inspect`: what is in a container.
+//! `df11 inspect`: shows what is in a container.
 
 mod html;
 mod picture;
@@ -24,7 +24,7 @@ use super::{
     text::printable,
 };
 
-/// Weights are decoded without being asked for where they take a fraction of a second.
+/// Weights are decoded without a request if that takes a fraction of a second.
 const AUTO_BYTES: u64 = 256 << 20;
 
 const AFTER_HELP: &str = "\

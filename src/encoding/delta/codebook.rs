@@ -1,5 +1,5 @@
-//! The code of a tensor: for each context the frequencies of tokens. Counted, rounded to integers
-//! by integer arithmetic alone, and stored.
+//! The code of a tensor: the frequencies of tokens in each context, which are counted, rounded with
+//! integer arithmetic only, and stored.
 
 use super::token::{ESCAPE, TOKENS, difference, token};
 use crate::{Error, Result, bf16};

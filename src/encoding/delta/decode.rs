@@ -1,4 +1,4 @@
-//! Segments become weights: tokens by the states, then differences, added to the base.
+//! Decodes segments: states give tokens, tokens give differences, and these are added to the base.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -20,7 +20,7 @@ use crate::{
 
 /// Weights whose contexts and tokens are in buffers at a time: these fit the first-level cache.
 const CHUNK: usize = 1024;
-/// Weights that are decoded at a time where they are not wanted: whole units.
+/// Weights that are decoded at a time if they are not wanted: whole units.
 const SKIPPED_ELEMENTS: u64 = 1 << 15;
 /// Entries of all contexts, and more: any `u16` names one, which spares a check.
 const ENTRIES: usize = 1 << u16::BITS;

@@ -1,5 +1,5 @@
-//! Weights become segments. Raw bits are written forwards; the states take tokens from the last to
-//! the first, since they give them back in the reverse order.
+//! Encodes weights as segments. Raw bits are written forwards; the states take tokens from the last
+//! to the first, because decoding returns them in reverse order.
 
 use super::{
     codebook::{CHUNK, Codebook, Differences, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL, context},

@@ -1,18 +1,18 @@
 //! The encoding `delta` (spec/format.md, 6.6): a BF16 tensor as its differences from the tensor of
 //! the same name in another model, its *base*.
 //!
-//! A difference counts the numbers of BF16 between two weights. Weights of a fine-tune differ from
-//! their base by about the same amount, so a large one differs by few numbers of BF16 and a small
-//! one by many: the exponent of the base tells how many to expect, and is the *context* of the
-//! code. Most differences of a short fine-tune are 0, which takes far less than a bit, so the code
-//! is rANS. Four states take weights in turn, and a core computes them side by side.
+//! A difference counts the BF16 values between two weights. A fine-tune changes all its weights by
+//! about the same amount, which is few BF16 values for a large weight and many for a small one. The
+//! exponent of the base tells how many to expect, and is the *context* of the code. Most
+//! differences of a short fine-tune are 0, which should take far less than a bit, so the code is
+//! rANS. Four states take weights in turn, and a core computes them in parallel.
 //!
 //! ```text
 //! base     b0 b1 b2 b3 b4 b5 b6 b7 | b8 ...
 //! state     0  1  2  3  0  1  2  3 |  0 ...     after eight weights each takes a word, or none
 //! segment  words | states | words | raw bits
 //! ```
-//! *Segments* of about 2^18 weights are coded and decoded alone.
+//! *Segments* of about 2^18 weights are coded and decoded independently.
 //!
 //! Q: Why is this fast? The four states stay in registers, nothing branches, and contexts and sums
 //! are computed for many weights at once.

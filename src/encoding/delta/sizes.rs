@@ -1,5 +1,5 @@
-//! The numbers of a `delta` tensor, and from them the length of each of its arrays and the segments
-//! of weights.
+//! The parameters of a `delta` tensor, and the segments and lengths of arrays that follow from
+//! them.
 
 use std::ops::Range;
 

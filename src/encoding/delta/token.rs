@@ -1,4 +1,5 @@
-//! Differences as tokens: small ones have one each, larger ones share one by their highest bits.
+//! Tokens of differences: each small difference has its own; larger ones with the same highest bits
+//! share one.
 
 /// Differences below this one have a token of their own.
 const DIRECT: u32 = 64;
@@ -84,7 +85,7 @@ pub(super) struct Kind {
     pub(super) is_none: bool,
 }
 
-/// By token, and for bytes that are none.
+/// By token; bytes that are not tokens have an entry too.
 pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
     let mut kinds = [Kind { least: 0, bits: 0, is_none: true }; 1 << TOKEN_BITS];
     let mut token = 0;
@@ -99,7 +100,7 @@ pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
 /// Tokens that [`with_raw_bits`] looks at.
 pub(super) const LOOKED_AT: usize = u64::BITS as usize;
 
-/// A bit for each of some tokens: 0 where it stands for itself.
+/// A bit for each of some tokens: 0 if it stands for itself.
 #[inline]
 pub(super) fn with_raw_bits(tokens: &[u8; LOOKED_AT]) -> u64 {
     const ONES: u64 = u64::MAX / 0xFF;

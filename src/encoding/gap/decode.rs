@@ -1,5 +1,5 @@
-//! Decoding ranges of thread blocks, and checking all of the index, of which decoding uses only
-//! the starts of thread blocks.
+//! Decodes ranges of thread blocks, and checks the whole index, although decoding uses only the
+//! starts of thread blocks.
 
 use std::{borrow::Cow, ops::Range};
 

@@ -1,4 +1,4 @@
-//! Encoding portion by portion: parallel, in bounded memory, and with the same bytes however the
+//! Encodes portion by portion: in parallel, in bounded memory, and with the same bytes however the
 //! tensor is cut.
 //!
 //! The bitstream is owned in *couples* of two threads, which share a gap byte. A portion owns the
@@ -45,7 +45,7 @@ pub struct PortionEncoder {
 #[derive(Clone, Copy, Debug)]
 pub struct PortionInput<'a> {
     /// Little-endian weights, two bytes each: those of the portion, then the next
-    /// [`GapGeometry::lookahead`] ones, or all to the end of the tensor where there are fewer. More
+    /// [`GapGeometry::lookahead`] ones, or all to the end of the tensor if there are fewer. More
     /// do no harm.
     pub weights: &'a [u8],
     /// The number of weights in the portion, at least 1.

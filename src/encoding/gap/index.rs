@@ -1,5 +1,5 @@
-//! The index: where codes cross from one thread into the next, found while codes are written or
-//! verified, and collected as gaps and output offsets while they are written.
+//! The index: the places where codes cross from one thread into the next. The encoder and
+//! verification find them; the encoder collects them as gaps and output offsets.
 
 use std::ops::Range;
 

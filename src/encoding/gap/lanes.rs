@@ -1,13 +1,12 @@
-//! The fast decoder: several thread blocks at once, several exponents a look-up.
+//! The fast decoder: several thread blocks at once, several exponents per look-up.
 //!
 //! A look-up waits for the one before it (8 cycles on Zen 5), so one stream leaves the core idle.
-//! The index says where every thread block starts and what comes out of it, so [`LANES`] of them
-//! are decoded in turns, look-up by look-up: one load of bits serves [`LOOKUPS`] of them. Exponents
-//! gather in an L1-sized scratch and are merged with the plane from there, by code that the
-//! compiler vectorises.
+//! The index says where every thread block starts and where its weights go, so [`LANES`] thread
+//! blocks are decoded in turns, look-up by look-up; one load of bits serves [`LOOKUPS`] look-ups.
+//! Exponents are collected in a buffer of L1 size, and vectorised code merges them with the plane.
 //!
-//! Measured on one Zen 5 core at 3.75 GHz, GB of BF16 a second in cache, N(0, 0.02²) / with per-row
-//! scales; chosen: 6.8 / 5.8.
+//! Measured on one Zen 5 core at 3.75 GHz, in GB of BF16 per second in cache, for N(0, 0.02²) /
+//! with per-row scales; chosen: 6.8 / 5.8.
 //!
 //! | rejected | GB/s |
 //! |---|---|
@@ -15,7 +14,7 @@
 //! | count and consumed bits in two sums | 6.4 / 5.4 |
 //! | 2, 3 lanes (looked up lane by lane) | 3.7 / 3.2, 4.3 / 3.5 |
 //! | 6, 8 lanes | 6.0 / 5.0, 5.8 / 4.6 |
-//! | 4 look-ups a load | 5.9 / 5.0 |
+//! | 4 look-ups per load | 5.9 / 5.0 |
 //! | tables of 12 bits, 4 look-ups, 4 or 6 lanes | 5.9 / 4.9, 6.3 / 5.5, built in twice the time |
 //! | tables of 10 bits (looked up lane by lane) | 3.9 / 3.3 |
 //! | scratch of 512, 2048, 4096 exponents | as good; to uncached memory 4.3, 4.2, 4.4 for 4.6 |

@@ -1,7 +1,7 @@
 //! The `gap` encoding (spec/format.md, "Encoding gap"), after DFloat11 (arXiv 2504.11651).
 //!
-//! The codes of a tensor's exponents stand one after the other in one bitstream, cut into equal
-//! pieces of some bytes a *thread* and some threads a *thread block*, as a GPU reads them. A
+//! The codes of a tensor's exponents follow each other in one bitstream. It is cut, as a GPU reads
+//! it, into *threads* of equally many bytes and *thread blocks* of equally many threads. A
 //! *boundary* is a bit position at which a code starts, or the end of the last code. A thread's
 //! *gap* is the distance from its first bit to the next boundary; a thread block's *output offset*
 //! is the index of the first weight whose code starts in it (or after it).

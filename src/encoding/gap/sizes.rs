@@ -1,5 +1,5 @@
-//! How a bitstream is cut into threads and thread blocks, and what follows: the length of each
-//! array, and the parts of arrays that thread blocks need.
+//! How a bitstream is cut into threads and thread blocks, the resulting length of each array, and
+//! the parts of arrays that thread blocks need.
 
 use std::ops::Range;
 

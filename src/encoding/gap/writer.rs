@@ -1,11 +1,12 @@
-//! Writes codes and notes where they cross into another thread.
+//! Writes codes, and records where they cross into another thread.
 //!
-//! Four weights at a time: two look-ups in the pair table make one piece of bits, which joins the
-//! bits of the byte begun and is stored as 8 bytes, of which whole ones are kept.
+//! Four weights are written at a time: two look-ups in the pair table give their bits, which are
+//! appended to those of the unfinished byte and stored as 8 bytes, of which the complete ones
+//! count.
 //!
-//! Measured on one Zen 5 core, GB of BF16 a second for all of encoding N(0, 0.02²); chosen: 3.3.
-//! Rejected: the hot loop inlined in its caller, which then lacks registers, 2.0; crossings
-//! resolved by a branch for each code of the group, 2.6.
+//! Measured on one Zen 5 core, in GB of BF16 per second for all of encoding N(0, 0.02²); chosen:
+//! 3.3. Rejected: 2.0 with the hot loop inlined in its caller, which then lacks registers; 2.6 with
+//! a branch for each code of the group to resolve crossings.
 
 use super::index::{Crossings, GROUP, Tracker};
 use crate::huffman::{
@@ -47,7 +48,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes the codes of at most [`PIECE`](super::index::PIECE) exponents, a multiple of
-    /// [`GROUP`], the first of which is weight `element`; `None` where one has no code or the
+    /// [`GROUP`], the first of which is weight `element`; `None` if one has no code or the
     /// buffer is full.
     pub(super) fn push_groups(
         &mut self,

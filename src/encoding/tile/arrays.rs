@@ -1,4 +1,4 @@
-//! Matrices whose four arrays lie in memory: decoded or cut without a container.
+//! Matrices whose four arrays are in memory: decodes or cuts them without a container.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! The code over pairs of exponents: which pairs have codes, how long these are, and the encoder's
-//! table of them.
+//! The code for pairs of exponents: which pairs have codes, the lengths of the codes, and the
+//! encoder's table of them.
 //!
 //! ```text
-//! bytes 0..2    length of the escape, 0 where there is none
+//! bytes 0..2    length of the escape, 0 if there is none
 //! bytes 2..26   numbers of pairs with codes of 1, 2, .., 12 bits
 //! bytes 26..    these pairs, u16 each, by length and then by value
 //! ```
@@ -33,7 +33,7 @@ pub(super) const ESCAPE: Value = 1 << VALUE_BITS;
 /// has a single pair, or the escape alone, of one bit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Codebook {
-    /// 0 where there is no escape.
+    /// 0 if there is no escape.
     escape: u8,
     /// The pairs that have codes, ascending by length and then by value.
     pairs: Vec<u16>,
@@ -136,7 +136,7 @@ impl Codebook {
     }
 
     /// The bits that the codes of these weights take, those of escaped pairs with their values;
-    /// `None` where a pair occurs that has no code, and there is no escape.
+    /// `None` if a pair occurs that has no code, and there is no escape.
     pub fn expected_bits(&self, histogram: &PairHistogram) -> Option<u64> {
         let all: u64 = histogram.used().map(|(_, count)| count).sum();
         let (mut bits, mut escaped) = (0, all);

@@ -1,14 +1,15 @@
-//! One tile: its lanes decoded, checked, staged, and put row by row, joined with its plane.
+//! Decodes one tile: decodes and checks its lanes, stages them, joins them with the plane, and
+//! stores them row by row.
 //!
-//! A regular tile's exponents come lane by lane, and leave row by row:
+//! A regular tile's exponents are decoded lane by lane, and stored row by row:
 //!
 //! ```text
 //! step    two units of each lane, 512 weights, in the order of the plane
 //! band    | step 0: l0 l0 | l1 l1 | .. | l31 l31 | step 1: .. |     being decoded
 //! band    | row 0: l0 l1 l2 l3 l0 l1 l2 l3 of step 0, of step 1, .. | row 1: .. |
 //! ```
-//! Q: Why not at once? Weights go to memory that is not cached, mostly: rows are stored there while
-//! the core decodes.
+//! Q: Why is each band staged? Weights mostly go to memory that is not cached; rows are stored
+//! there while the core decodes the next ones.
 //!
 //! Measured on one Zen 5 core (virtual, shared) against the decoder of `gap` in the same process,
 //! 2048 × 4096 weights of N(0, 0.02²): into 16 MiB, and into 1 MiB again and again. Chosen: 1.03 to

@@ -1,4 +1,4 @@
-//! Decoding strips: which weights are wanted, and where they go.
+//! Decodes strips: finds which weights are wanted, and stores them in their places.
 
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
-//! Encoding strip by strip: parallel, in bounded memory, and with the same bytes for any order.
+//! Encodes strip by strip: in parallel, in bounded memory, and with the same bytes for any order.
 //!
-//! A tile's weights are split into its plane and into the exponents of each lane, in the lane's
-//! order. Each lane is then written to a buffer of its own, since the place of a lane is known when
-//! the lengths of all are; a copy by 7 bytes joins them.
+//! The weights of a tile are split into its plane and the exponents of each lane, in the lane's
+//! order. Each lane is then written to its own buffer, because a lane's place is known only when
+//! the lengths of all lanes are. Copies of 7 bytes at a time join them.
 
 use super::{
     codebook::{self, Codebook, Table},
@@ -131,7 +131,7 @@ impl Encoder {
         })
     }
 
-    /// The bits of each lane's pairs; `None` where one has no code.
+    /// The bits of each lane's pairs; `None` if one has no code.
     fn lane_bits(&self, exponents: &Exponents) -> Option<[usize; LANES]> {
         let mut bits = [0; LANES];
         for (lane, bits) in bits.iter_mut().enumerate() {
@@ -339,7 +339,7 @@ impl LaneBuffer {
         Self { bytes: [0; MAX_LANE_BITS / 8 + 2 * End::SLACK] }
     }
 
-    /// Writes the pairs of a lane; their bits, or `None` where one has no code.
+    /// Writes the pairs of a lane; their bits, or `None` if one has no code.
     ///
     /// Takes two whole units at a time: eight look-ups make one piece of bits. Longer codes are
     /// written unit by unit, or pair by pair.
@@ -368,7 +368,7 @@ impl LaneBuffer {
         Some(end.bit)
     }
 
-    /// Appends so many bits to a stream, and zeros up to a length.
+    /// Appends this many bits to a stream, and zeros up to a length.
     fn append(&self, bits: usize, length: usize, end: &mut End, stream: &mut [u8]) -> Option<()> {
         const STEP: usize = PUSH_BITS / 8;
         let load =

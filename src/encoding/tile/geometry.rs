@@ -65,7 +65,7 @@ impl TileGeometry {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if `tile_columns` is neither 256 nor 8192, where `columns` does not suit
-    /// it or the number of elements, where there are no elements, and from 2^32 tiles on.
+    /// it or the number of elements, if there are no elements, and from 2^32 tiles on.
     pub fn new(tile_columns: u64, columns: u64, elements: u64) -> Result<Self> {
         let corrupt = |problem: String| Err(Error::corrupt("tile geometry", 0, problem));
         if !TILE_COLUMNS.contains(&tile_columns) {

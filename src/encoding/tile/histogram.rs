@@ -1,4 +1,4 @@
-//! Counting pairs of exponents.
+//! Counts pairs of exponents.
 
 use super::geometry::{PAIRS, UNIT};
 use crate::constants::SYMBOLS;
@@ -51,7 +51,7 @@ impl PairHistogram {
     /// with itself.
     ///
     /// # Panics
-    /// Where the length is odd.
+    /// If the length is odd.
     pub fn add(&mut self, weights: &[u8]) {
         self.add_floats(FloatSplit::BF16, weights);
     }

@@ -1,10 +1,10 @@
-//! The plane of other floats than BF16, joined with exponents.
+//! Joins the plane of floats other than BF16 with exponents.
 //!
 //! ```text
 //! unit     w0 w1 w2 w3 w4 w5 w6 w7     eight weights of a row
 //! plane    | kept bits of w0 | of w1 | ... | of w7 |     whole bytes
 //! ```
-//! Exponents come as those of BF16 do: placed in words of 16 bits, of a tile row by row.
+//! Exponents arrive as those of BF16 do: in words of 16 bits, row by row of a tile.
 
 use super::geometry::{GROUP_UNITS, LANES, ROW_LANES, RUN, Tile, UNIT};
 use crate::{

@@ -1,15 +1,15 @@
-//! Decoding lanes: one look-up a pair, several lanes in turns.
+//! Decodes lanes: one look-up per pair, several lanes in turns.
 //!
 //! A look-up waits for the one before it, so lanes take turns. If codes are short, one load of bits
-//! serves two units of a lane: their pairs rarely have more bits than a load, and then the lane is
-//! decoded again unit by unit. With per-row scales that would be about once in eight times; there,
-//! a load serves one unit. An entry is stored as it is: it has the exponents where they stand in
-//! their weights, and lengths are summed from what was stored. The number of
-//! instructions decides, at some five per cycle: for two units 5.8 per pair in the look-ups and 2.5
-//! for the lengths.
+//! serves two units of a lane. The pairs of two units rarely have more bits than a load; if they
+//! do, the lane is decoded again unit by unit. With per-row scales that would happen about once in
+//! eight times, so there a load serves one unit. An entry of the table is stored unchanged: it has
+//! the exponents where their weights have them, and lengths are summed from the stored entries. The
+//! number of instructions limits the speed, at some five per cycle: for two units 5.8 per pair in
+//! the look-ups and 2.5 for the lengths.
 //!
-//! Measured on one Zen 5 core (virtual, shared), GB of BF16 a second of verification in cache, N(0,
-//! 0.02²); chosen: 8.4.
+//! Measured on one Zen 5 core (virtual, shared), in GB of BF16 per second of verification in cache,
+//! for N(0, 0.02²); chosen: 8.4.
 //!
 //! | rejected | GB/s |
 //! |---|---|

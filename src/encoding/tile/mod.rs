@@ -2,8 +2,8 @@
 //! tile into registers.
 //!
 //! A tensor is a matrix, cut into *tiles* of 32 rows × 256 columns, or a vector, cut into tiles of
-//! 8192 weights. A tile has 32 *lanes*, as a warp has; each lane has its own stretch of bits and,
-//! of a whole tile, 256 weights in 32 *units* of 8 neighbours. A code stands for a *pair* of
+//! 8192 weights. A tile has 32 *lanes*, as a warp does. Each lane has its own stretch of bits and,
+//! in a whole tile, 256 weights in 32 *units* of 8 neighbours. A code stands for a *pair* of
 //! neighbouring exponents. A *strip* is the smallest run of consecutive weights that is made of
 //! whole tiles; its parts of all arrays are consecutive, so strips are encoded and decoded alone
 //! and in any order.

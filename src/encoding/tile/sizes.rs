@@ -1,5 +1,5 @@
-//! The numbers of a `tile` tensor, and from them the length of each of its arrays and the parts of
-//! strips.
+//! The parameters of a `tile` tensor, and the lengths of arrays and the parts of strips that follow
+//! from them.
 
 use std::ops::Range;
 
@@ -127,8 +127,8 @@ impl TileSizes {
     /// The weights of some strips.
     ///
     /// # Errors
-    /// [`Error::Parameter`] if the strips are none or reach beyond the tensor; so for the other
-    /// three.
+    /// [`Error::Parameter`] if there are no strips, or they exceed the tensor; the other three
+    /// functions give the same errors.
     pub fn elements_of(&self, strips: &Range<u64>) -> Result<Range<u64>> {
         check_range("strips", strips, self.geometry.strip_count())?;
         let each = self.geometry.strip_elements();

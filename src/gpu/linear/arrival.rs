@@ -1,4 +1,4 @@
-//! Loads matrices from containers into the fast layout; nothing else of them stays on the GPU.
+//! Loads matrices from containers into the fast layout; their stored arrays do not stay on the GPU.
 //!
 //! ```text
 //! container → pinned buffer → slot: task, records, plane, bits → weights → packed strips

@@ -1,7 +1,7 @@
-//! Numbers of rows of x from which on it is faster to decode a matrix to memory and then multiply
-//! with a BLAS library, for each GPU that was measured.
+//! For each GPU that was measured: the number of rows of x from which it is faster to decode a
+//! matrix to memory and then multiply with a BLAS library.
 //!
-//! To measure them, on these and other GPUs:
+//! These commands measure them, on these and other GPUs:
 //!
 //! ```text
 //! nvcc … kernels/bench/linear_bench.cu          # as kernels/bench/README.md says

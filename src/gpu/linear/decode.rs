@@ -38,7 +38,7 @@ impl Matrix {
     /// not of the matrix's device; [`Error::Gpu`].
     ///
     /// # Safety
-    /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nobody else
+    /// `output` has [`Matrix::decoded_bytes`] of memory that the device may write, and nothing else
     /// uses it until the work is done. Until then, and until the last replay of a graph that
     /// captured it, this matrix and the status live.
     pub unsafe fn decode_into_raw(
@@ -183,7 +183,7 @@ impl Matrix {
     ///
     /// # Safety
     /// In memory of the device, `indices` has `count` indices, and `output` has room for as many
-    /// rows. Until the work is done nobody else uses the output or changes the indices. Until then,
+    /// rows. Until the work is done nothing else uses the output or changes indices. Until then,
     /// and until the last replay of a graph that captured it, all that, this matrix and the status
     /// live.
     pub unsafe fn gather(

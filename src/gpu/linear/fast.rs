@@ -67,7 +67,7 @@ impl FastArrays {
     /// Puts the decoding of a part that it [takes](Self::takes) on the stream, dense.
     ///
     /// # Safety
-    /// `output` is device memory with room for the part, and nobody else uses it until the stream
+    /// `output` is device memory with room for the part, and nothing else uses it until the stream
     /// has done this; `self` and the status live as long. The stream is of the matrix's context.
     pub(in crate::gpu) unsafe fn decode(
         &self,

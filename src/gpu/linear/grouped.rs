@@ -1,4 +1,4 @@
-//! Products with the matrices of a mixture's experts, as a router on the device chooses them.
+//! Products with the experts of a mixture that a router on the device has chosen.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
@@ -46,8 +46,8 @@ impl Routing {
         Self { places, indices: 0, factors: 0, by: By::Offsets(offsets) }
     }
 
-    /// Gives place i the row of x that the i-th `u32` from this address on names; 0 is none. Slots
-    /// have their rows, and are refused with others.
+    /// Gives place i the row of x that the i-th `u32` from this address on names; address 0 means
+    /// none. Slots already have rows, and are refused with others.
     #[must_use]
     pub const fn rows(self, indices: CUdeviceptr) -> Self {
         let by = match self.by {
@@ -107,10 +107,10 @@ impl Routing {
 /// Products `y[i] = x[rows[i]] Wᵀ` with the matrices of a mixture's experts, each place i with that
 /// of its expert (a *grouped* product), prepared once and run any number of times, on any streams.
 ///
-/// The routing lies on the device: nothing waits for it, and only matrices of experts that have
-/// places are read. Sums are f32, and each is rounded once. On one GPU the bits of y depend on the
-/// matrix, the row of x and the factor: they are the same in every run, whatever other places there
-/// are. Keeps its matrices alive.
+/// The routing is on the device: nothing waits for it, and only matrices of experts with places are
+/// read. Sums are f32, and each is rounded once. On one GPU the bits of y depend on the matrix, the
+/// row of x and the factor: they are the same in every run, whatever the other places are. The
+/// product keeps its matrices alive.
 ///
 /// ```no_run
 /// use df11::gpu::cudarc::driver::{DevicePtr, DevicePtrMut};
@@ -164,9 +164,9 @@ impl GroupedLinear {
     /// their upload. [`Matrix::split_rows`] cuts one tensor of all experts into them.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is none or more than 1,024, one is as
-    /// stored, or they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU has too
-    /// little shared memory for the kernel, or the driver refuses.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there are no matrices or more than 1,024,
+    /// if one is as stored, or if they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if
+    /// the GPU has too little shared memory for the kernel, or the driver refuses.
     pub fn new(experts: &[Matrix]) -> Result<Self> {
         let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
             let problem = format!("{} experts to multiply by", experts.len());
@@ -194,7 +194,7 @@ impl GroupedLinear {
     }
 
     /// Prepares the product with equal parts of the rows of one matrix in the fast layout, in
-    /// order. Takes no device memory, and waits for nothing.
+    /// order. Takes no device memory, and does not wait.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) for no parts or more than 1,024, parts that do
@@ -241,7 +241,7 @@ impl GroupedLinear {
         self.blocks[smaller.min(self.blocks.len() - 1)]
     }
 
-    /// The GPU on which they lie.
+    /// The GPU that holds them.
     pub fn device(&self) -> &Device {
         self.matrices[0].device()
     }
@@ -254,8 +254,8 @@ impl GroupedLinear {
     /// [`Linear::multiply`](super::Linear::multiply), but waits before it reads anything.
     ///
     /// Offsets that descend or exceed the places, rows that x does not have, experts that do not
-    /// exist, padding before a slot of its block, blocks of padding alone, and contradictions in
-    /// what is stored set `status`; rows of y then hold anything.
+    /// exist, padding before a slot of its block, blocks with only padding, and contradictions in
+    /// stored data set `status`; rows of y are then undefined.
     ///
     /// # Errors
     /// [`Error::Parameter`](crate::Error::Parameter) if places or slots are without rows of x, rows
@@ -268,7 +268,7 @@ impl GroupedLinear {
     /// `y` has room for as many rows as there are places or slots, of as many elements as a matrix
     /// has rows; `routing` has an offset for each expert and one more, and a row for each place if
     /// it names any; or an expert for each slot or block, an index for each place, and the number
-    /// of places; and a factor for each row of y if it names any. Until the work is done nobody
+    /// of places; and a factor for each row of y if it names any. Until the work is done nothing
     /// else uses y or changes the rest; until then, and until the last replay of a graph that
     /// captured it, all that and this value live.
     pub unsafe fn multiply(

@@ -1,5 +1,6 @@
-//! How blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS) rows of x
-//! (`kernels/linear_task.cuh`). Bits depend on splits alone; the rest is chosen for speed.
+//! How thread blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS)
+//! rows of x (`kernels/linear_task.cuh`). The result's bits depend only on splits; the rest is
+//! chosen for speed.
 
 use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};
@@ -55,9 +56,9 @@ const HALF_STAGE: [u64; 2] = [340, 440];
 const ENDS: u64 = 4000;
 const MEETING: u64 = 1500;
 const HANDING: u64 = 15_000;
-/// Percent of [`FAST256_STAGE`] that a stage takes if shares end inside a group, for x of up to so
-/// many bytes, as measured (`benches/record/2026-11-28-many-rows-h100.md`). Blocks of different
-/// shares then read different columns of x, of which L2 (50 MB) holds a part.
+/// Percent of [`FAST256_STAGE`] that a stage takes if shares end inside a group, for x of at most
+/// this many bytes, as measured (`benches/record/2026-11-28-many-rows-h100.md`). Blocks of
+/// different shares then read different columns of x, of which L2 (50 MB) holds a part.
 const HANDED_STAGE: [(u64, u64); 3] = [(16 << 20, 100), (40 << 20, 120), (u64::MAX, 190)];
 
 /// How a launch multiplies 17 or more rows of x by matrices in the fast layout.

@@ -1,4 +1,5 @@
-//! A matrix on a GPU, or a slice of one, in either residence: a model's, or the caller's.
+//! A matrix on a GPU, or a slice of one, in either residence. Its memory belongs to a model or to
+//! the caller.
 #![expect(unsafe_code, reason = "addresses of the caller, each with its proof")]
 
 use std::{fmt::Display, ops::Range, sync::Arc};
@@ -17,21 +18,21 @@ use crate::gpu::{
 };
 use crate::{Dtype, Error, Result, float::FloatSplit};
 
-/// A matrix, or a slice of one, that stays compressed in the memory of one GPU. By BF16 weights
-/// [`Linear`](super::Linear) multiplies; matrices of other floats, which only
-/// `Matrix::of_tiles` makes, are decoded.
+/// A matrix, or a slice of one, that stays compressed in the memory of one GPU.
+/// [`Linear`](super::Linear) multiplies by BF16 weights; matrices of other floats, which only
+/// `Matrix::of_tiles` makes, can only be decoded.
 ///
 /// [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) makes it. Rows and columns are those of W in
 /// the product `y = x Wᵀ`: x has as many columns as W, and y as many columns as W has rows. It
-/// keeps what it reads: the whole model, or the arrays of the fast layout. `Send` and `Sync`;
+/// keeps what it reads alive: the whole model, or the arrays of the fast layout. `Send` and `Sync`;
 /// clones are cheap.
 ///
 /// # The transposed product
 ///
 /// Gradients need `g W`, and a BLAS library multiplies many rows of x faster: for both, decode W to
 /// a temporary, row by row, and then multiply. One temporary, as large as the largest matrix, is
-/// enough for all: work on a stream comes after earlier work there. For less memory, decode
-/// [`rows`](Matrix::rows) in turns and add up `g[:, rows] W[rows, :]`.
+/// enough for all: work on a stream comes after earlier work there. To use less memory, decode some
+/// [`rows`](Matrix::rows) at a time and add up `g[:, rows] W[rows, :]`.
 ///
 /// ```no_run
 /// # use df11::gpu::{Matrix, Status, cudarc::driver::{CudaStream, sys::CUdeviceptr}};
@@ -75,15 +76,15 @@ pub(super) struct StoredArrays {
 }
 
 impl GpuModel {
-    /// A BF16 matrix as it is stored, to multiply by without decoding it: in tiles of 32 x 256, and
-    /// resident. A tensor with more than two dimensions gives the matrix in whose shape it is
-    /// stored. Takes 128 bytes of device memory for a task, and waits for their upload; the first
-    /// call for a device loads the kernels that multiply.
+    /// A BF16 matrix as stored, to multiply by without decoding: it must be in tiles of 32 x 256,
+    /// and resident. A tensor with more than two dimensions gives the matrix as which it is stored.
+    /// Takes 128 bytes of device memory for a task, and waits for their upload; the first call for
+    /// a device loads the kernels that multiply.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or has it in
-    /// another form, streamed, or not loaded; [`Error::Limit`](crate::Error::Limit) for 2^32 or
-    /// more rows or columns; [`Error::Gpu`](crate::Error::Gpu).
+    /// [`Error::Parameter`](crate::Error::Parameter) if the model has no such tensor, or if it has
+    /// another form, is streamed, or is not loaded; [`Error::Limit`](crate::Error::Limit) for 2^32
+    /// or more rows or columns; [`Error::Gpu`](crate::Error::Gpu).
     pub fn matrix(&self, tensor: &str) -> Result<Matrix> {
         let (entry, block) = self.inner.tensor(tensor)?;
         let part = &block.program.part;
@@ -219,7 +220,7 @@ impl Matrix {
         self.columns.end - self.columns.start
     }
 
-    /// How it lies in device memory.
+    /// Its layout in device memory.
     pub fn residence(&self) -> Residence {
         match self.arrays {
             MatrixArrays::Stored(_) => Residence::Stored,
@@ -235,7 +236,7 @@ impl Matrix {
         }
     }
 
-    /// Refuses other floats than BF16 for a kernel that reads only those.
+    /// Refuses floats other than BF16, for a kernel that reads only BF16.
     pub(super) fn check_bf16(&self) -> Result<()> {
         if self.split() == FloatSplit::BF16 {
             return Ok(());
@@ -245,7 +246,7 @@ impl Matrix {
         refuse("the weights are not split like BF16 ones", remedy)
     }
 
-    /// The GPU on which it lies.
+    /// The GPU that holds it.
     pub fn device(&self) -> &Device {
         match &self.arrays {
             MatrixArrays::Stored(stored) => &stored.device,
@@ -253,10 +254,9 @@ impl Matrix {
         }
     }
 
-    /// Device memory of the arrays that it reads, in bytes; for a slice, those of the matrix that
-    /// it is cut from. Arrays as stored are part of
-    /// [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes), those in the fast layout are
-    /// not.
+    /// Device memory of the arrays that it reads, in bytes; for a slice, that of the whole matrix.
+    /// Arrays as stored are part of [`GpuModel::device_bytes`](crate::gpu::GpuModel::device_bytes),
+    /// those in the fast layout are not.
     pub fn device_bytes(&self) -> u64 {
         match &self.arrays {
             MatrixArrays::Stored(stored) => stored.bytes(),
@@ -264,8 +264,8 @@ impl Matrix {
         }
     }
 
-    /// Number of weights in the fast layout that its codes do not express; for a slice, of the
-    /// matrix that it is cut from. `None` as stored.
+    /// Number of exceptions in the fast layout (weights without a code); for a slice, that of the
+    /// whole matrix. `None` as stored.
     pub fn exceptions(&self) -> Option<u64> {
         match &self.arrays {
             MatrixArrays::Stored(_) => None,
@@ -273,8 +273,8 @@ impl Matrix {
         }
     }
 
-    /// Some of its rows as a matrix of its own: from a multiple of 32 to another one, or to the
-    /// last row. Decodes and copies nothing, takes no device memory and does not wait.
+    /// Some of its rows as a separate matrix: from a multiple of 32 to another one, or to the last
+    /// row. Decodes and copies nothing, takes no device memory and does not wait.
     ///
     /// # Errors
     /// [`Error::Parameter`] for other rows, or none.
@@ -284,7 +284,7 @@ impl Matrix {
         Ok(Self { rows: shift(&inner, self.rows.start), ..self.clone() })
     }
 
-    /// All its rows in this many equal parts, in order, each a matrix of its own like
+    /// All its rows in this many equal parts, in order, each a separate matrix as from
     /// [`Matrix::rows`]: the experts of a tensor that holds all, for
     /// [`GroupedLinear`](super::GroupedLinear), or each GPU's share.
     ///
@@ -301,7 +301,7 @@ impl Matrix {
         (0..parts).map(|part| self.rows(part * each..(part + 1) * each)).collect()
     }
 
-    /// Some of its columns as a matrix of its own: from a multiple of 256 to another one, or to the
+    /// Some of its columns as a separate matrix: from a multiple of 256 to another one, or to the
     /// last column. Costs the same as [`Matrix::rows`].
     ///
     /// # Errors
@@ -366,7 +366,7 @@ impl Device {
     /// [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
-    /// Codebooks and tables are memory of this device, and nobody else uses the tables meanwhile.
+    /// Codebooks and tables are memory of this device, and nothing else uses the tables meanwhile.
     pub unsafe fn build_tables(&self, split: FloatSplit, tables: &[TableAddresses]) -> Result<()> {
         let misaligned =
             |at: &TableAddresses| !at.codebook.is_multiple_of(2) || !at.table.is_multiple_of(16);

@@ -5,8 +5,8 @@
 //!                    rows, columns                  rows, columns   workspace     on a stream
 //! ```
 //!
-//! A [`Matrix`] knows where its compressed arrays lie, and keeps them. The fast layout
-//! (`spec/gpu.md`, part 6) has about 12.1 bits per weight and is no part of the file format:
+//! A [`Matrix`] knows where its compressed arrays are, and keeps them alive. The fast layout
+//! (`spec/gpu.md`, part 6) takes about 12.1 bits per weight and is not part of the file format:
 //! [`transcode`] makes it on the GPU from stored arrays, or [`arrival`] while a model is loaded.
 
 pub(super) mod arrival;

@@ -1,4 +1,4 @@
-//! Kernels that multiply: how their blocks fill the GPU, and their launches.
+//! Kernels that multiply: how their thread blocks fill the GPU, and their launches.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::ptr::{from_ref, null_mut};

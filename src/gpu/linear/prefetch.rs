@@ -1,12 +1,12 @@
-//! Prefetching into the L2 cache, by one product for the next.
+//! Prefetches into the L2 cache: each product prefetches for the next one.
 //!
 //! Small kernels run between the products of a model, and memory is idle meanwhile. So a launch
 //! ends with prefetches of the weights that the next product reads first. Earlier launches show
 //! which product that is: a model multiplies in the same order again and again.
 //!
 //! A prefetch is a hint: no output depends on it. An H100 ignores a prefetch of memory that has
-//! been freed since (measured; `python/tests/test_order_gpu.py` tries it), so nothing is kept alive
-//! for it.
+//! been freed meanwhile (measured; `python/tests/test_order_gpu.py` tests it), so a prefetch keeps
+//! no memory alive.
 
 use std::sync::{Arc, Mutex};
 

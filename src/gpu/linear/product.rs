@@ -1,4 +1,4 @@
-//! Products of some rows of x with one matrix or several, prepared once.
+//! Products of some rows of x with one or several matrices, prepared once and launched many times.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
@@ -14,21 +14,21 @@ const WORKSPACE_ALIGNMENT: u64 = 16;
 /// Products `y = x Wᵀ (+ bias)` of the same rows of x with one matrix or several, prepared once and
 /// run any number of times, on any streams.
 ///
-/// Each matrix may be as stored or in the fast layout. x may have any number of rows; several
-/// launches multiply them if necessary: 16 rows at once (fewer with matrices as stored if blocks
-/// have little shared memory), or with compute capability 9.0 64 with matrices as stored and 3072
-/// with matrices in the fast layout. From [`Linear::crossover_rows`] on it is faster to decode
-/// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library.
+/// Each matrix may be as stored or in the fast layout. x may have any number of rows; if necessary,
+/// several launches multiply them. A launch takes 16 rows (fewer with matrices as stored if blocks
+/// have little shared memory); with compute capability 9.0 it takes 64 rows with matrices as
+/// stored, and 3072 with matrices in the fast layout. From [`Linear::crossover_rows`] on it is
+/// faster to decode ([`Matrix::decode_into_raw`]) and multiply with a BLAS library.
 ///
 /// Sums are f32, and each is rounded once. The bits of y are the same in every run. On one GPU, for
-/// a row that is multiplied with up to 15 others at once, they depend on the matrix, its residence
-/// and the row of x, whatever the others are; with more rows, also on whether there are up to 32,
-/// 64, 128, 192 or 256, and above that on how many 256 there are; each 3072 rows are multiplied by
-/// themselves. If [`LinearOutput::splits`] says
-/// in which order sums are added, they depend on nothing else. They never depend on other matrices.
-/// Keeps its matrices alive.
+/// a row that is multiplied with up to 15 others at once, they depend only on the matrix, its
+/// residence and the row of x. With more rows, they also depend on whether there are up to 32, 64,
+/// 128, 192 or 256 rows, and above that on the number of 256s; each 3072 rows are multiplied
+/// separately. If [`LinearOutput::splits`] sets the order of sums, the bits do not depend on the
+/// number of rows. They never depend on other matrices. The product keeps its matrices alive.
 ///
-/// `examples/gpu_mlp.rs` multiplies so; [`GroupedLinear`](super::GroupedLinear) shows x and y.
+/// `examples/gpu_mlp.rs` is an example; that of [`GroupedLinear`](super::GroupedLinear) shows x and
+/// y.
 #[derive(Debug)]
 pub struct Linear {
     matrices: Vec<Matrix>,
@@ -41,9 +41,9 @@ impl Linear {
     /// no device memory.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, one has other weights
-    /// than BF16, or they differ in columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if the GPU
-    /// has too little shared memory for the kernels.
+    /// [`Error::Parameter`](crate::Error::Parameter) if there is no matrix, if one has weights
+    /// other than BF16, or if they differ in columns or GPU; [`Error::Gpu`](crate::Error::Gpu) if
+    /// the GPU has too little shared memory for the kernels.
     pub fn new(matrices: &[Matrix]) -> Result<Self> {
         let Some(first) = matrices.first() else {
             return refuse("there is nothing to multiply by", "name one matrix or more");
@@ -71,54 +71,55 @@ impl Linear {
         &self.matrices
     }
 
-    /// The GPU on which they lie.
+    /// The GPU that holds them.
     pub fn device(&self) -> &Device {
         self.matrices[0].device()
     }
 
-    /// About the number of rows of x from which on it is faster to decode the matrices
+    /// The approximate number of rows of x from which it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library. A table by GPU and
     /// residence, from times on an H100 and an H200; estimated for other GPUs. For several matrices
-    /// it is the least of their numbers. `linear_bench crossover` in `kernels/bench` measures it.
+    /// it is the smallest of their numbers. `linear_bench crossover` in `kernels/bench` measures
+    /// it.
     pub fn crossover_rows(&self) -> u64 {
         self.crossover_rows
     }
 
     /// Whether [`Linear::multiply`] of this many rows of x accepts these numbers of splits, one for
-    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always accepted. Costs
-    /// nothing, and depends only on the GPU, residences and shapes.
+    /// each matrix ([`LinearOutput::splits`]), and adds in their order. 0 is always accepted. This
+    /// costs nothing, and depends only on the GPU, residences and shapes.
     pub fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
         splits.len() == self.matrices.len()
             && self.launches.iter().all(|launch| launch.keeps_order(rows, splits))
     }
 
-    /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; 0
-    /// is none. Up to 16 rows need at most 2.4 MB. More rows have other kernels with compute
-    /// capability 9.0: matrices as stored then need up to 8.7 MB each for 32 rows, and 17.4 MB for
-    /// more; matrices in the fast layout need no more up to 128 rows, and then 393,216 bytes per
-    /// multiprocessor (of at least 16), 51.9 MB, or less if they are small.
+    /// Device memory that a call with up to this many rows of x needs besides x and y, in bytes; it
+    /// may be 0. Up to 16 rows need at most 2.4 MB. With compute capability 9.0, other kernels
+    /// multiply more rows: matrices as stored then need up to 8.7 MB each for 32 rows, and 17.4 MB
+    /// for more; matrices in the fast layout need no more up to 128 rows, and then 393,216 bytes
+    /// per multiprocessor (of at least 16), 51.9 MB, or less if they are small.
     pub fn workspace_bytes(&self, rows: u64) -> u64 {
         self.launches.iter().map(|launch| launch.workspace_bytes(rows)).max().unwrap_or(0)
     }
 
     /// Puts the products on a stream, each to its output. Neither allocates on the GPU nor waits,
     /// and can be captured in a graph. Without rows there is no work. Contradictions in stored data
-    /// set `status`, and outputs then hold anything. Up to 32 rows with splits of the caller's do
-    /// not notice contradictions in the fast layout, which is made in GPU memory and never read
-    /// from a file.
+    /// set `status`, and outputs are then undefined. Products of up to 32 rows with the caller's
+    /// splits do not detect contradictions in the fast layout, which is made in GPU memory and
+    /// never read from a file.
     ///
     /// With compute capability 9.0 and a driver of CUDA 12.3 or newer, a launch begins while the
     /// previous kernel on the stream ends (programmatic stream serialization). It then reads the
     /// matrices, which were complete when [`GpuModel::matrix`](crate::gpu::GpuModel::matrix) or
     /// [`Matrix::to_fast`] returned; it waits for that kernel before it reads x or a bias, or
-    /// writes. Then it lets the next launch begin early in turn. A kernel of the caller that has
-    /// the attribute must wait (`griddepcontrol.wait`) before it reads y or writes x, and may rely
-    /// on writes from before this launch; any other kernel waits by itself.
+    /// writes. It also lets the next launch begin early. A kernel of the caller that has the
+    /// attribute must wait (`griddepcontrol.wait`) before it reads y or writes x, and may rely on
+    /// writes from before this launch; any other kernel waits by itself.
     ///
     /// # Errors
-    /// [`Error::Parameter`](crate::Error::Parameter) if outputs are not as many as matrices, no
-    /// kernel adds in the order of the splits ([`Linear::keeps_order`]), rows overlap, an address
-    /// is misaligned, or the stream or the status is of another device;
+    /// [`Error::Parameter`](crate::Error::Parameter) if the number of outputs is not that of
+    /// matrices, no kernel adds in the order of the splits ([`Linear::keeps_order`]), rows overlap,
+    /// an address is misaligned, or the stream or the status is of another device;
     /// [`Error::Gpu`](crate::Error::Gpu) if the driver refuses.
     ///
     /// # Safety
@@ -127,7 +128,7 @@ impl Linear {
     /// bias has as many elements. `workspace` has [`Linear::workspace_bytes`] for as many rows; it
     /// was filled with zeros once, and since then only calls of [`Linear::multiply`], of any
     /// `Linear`, have written to it, one after the other (on one stream, or ordered by events).
-    /// Until the work is done nobody else uses outputs and workspace or changes the rest; until
+    /// Until the work is done nothing else uses outputs and workspace or changes the rest; until
     /// then, and until the last replay of a graph that captured it, all that and this value live.
     pub unsafe fn multiply(
         &self,

@@ -1,4 +1,5 @@
-//! How blocks share matrices, by the matrices' shapes alone (`kernels/linear_task.cuh`).
+//! How thread blocks share matrices, which depends only on the matrices' shapes
+//! (`kernels/linear_task.cuh`).
 
 use super::task::{BAND_ROWS, MATRICES, Order, ROWS, STRIP_ROWS, tiles_across};
 use crate::gpu::fit::LANES;
@@ -28,7 +29,7 @@ const ORDER_UNITS_OF_MORE_ROWS: u64 = 4;
 const ORDER_HELPERS: u64 = 8;
 /// Values also compiled into the kernels.
 pub(super) const ORDER_SPLIT: [u64; 2] = [ORDER_UNITS, ORDER_HELPERS];
-/// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: so many take as long as reading.
+/// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: this many take as long as reading.
 const ORDER_CHAIN: u64 = 64;
 
 /// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.

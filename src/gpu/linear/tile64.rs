@@ -1,5 +1,5 @@
 //! Kernels that multiply 17 to 64 rows of x by matrices in tiles as stored, which they decode to
-//! shared memory. Only for compute capability 9.0.
+//! shared memory. They run only on compute capability 9.0.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use cudarc::driver::{CudaFunction, CudaStream};

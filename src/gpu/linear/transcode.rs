@@ -1,5 +1,5 @@
-//! Transcodes BF16 weights to the fast layout, some strips at a time: those of a matrix as stored
-//! on the GPU, which is decoded for that, and those of a caller.
+//! Transcodes BF16 weights to the fast layout, some strips at a time: a caller's weights, or those
+//! of a matrix as stored on the GPU, which it decodes.
 #![expect(unsafe_code, reason = "launches, each with its proof")]
 
 use std::{ops::Range, sync::Arc};
@@ -123,7 +123,7 @@ impl FastPacker {
     /// than 2^29 columns, or a misaligned address; [`Error::Gpu`](crate::Error::Gpu).
     ///
     /// # Safety
-    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nobody else uses until the last
+    /// `strips` has [`Matrix::fast_bytes`] of device memory, which nothing else uses until the last
     /// work of this value is done.
     pub unsafe fn new(
         device: &Device,

@@ -1,4 +1,4 @@
-//! The coded weights of one block, any range of which can be read.
+//! The coded weights of one block. Any range of them can be read.
 //!
 //! ```text
 //! encoded_exponent   | thread block 0: threads × 8 bytes | thread block 1 | .. | last: the rest
@@ -6,13 +6,13 @@
 //!                         ^ into the next thread: its gap ^ into the next block      ^ padding
 //! output_positions   0                                   first weight here .. number of weights
 //! ```
-//! Codes have 32 bits at most, so that each thread has a first code and its gap fits 5 bits. Thread
-//! blocks in which no code begins have no position of their own where the padding does not reach
-//! them either: positions are as many as thread blocks, or one more.
+//! Codes have at most 32 bits, so that a code begins in each thread and its gap fits 5 bits. A last
+//! thread block in which no code begins, and which padding does not reach either, has no position.
+//! So there are as many positions as thread blocks, or one more.
 //!
-//! A range is decoded from the start of its thread block, whose codes are in order, so nothing but
-//! the first gap is needed; all gaps are compared nevertheless, and each thread block must end
-//! where the next begins.
+//! A range is decoded from the start of its thread block, whose codes are in order, so only the
+//! first gap is needed. All gaps are compared nevertheless, and each thread block must end where
+//! the next one begins.
 
 use std::sync::Arc;
 

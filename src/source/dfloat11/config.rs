@@ -1,16 +1,16 @@
-//! Reads config.json of a checkpoint of the package, and infers the shapes of matrices from it. The
-//! checkpoint does not hold these: its loader takes them from the model's code.
+//! Reads a checkpoint's config.json, and infers the shapes of matrices from it. The checkpoint does
+//! not contain these shapes: the package's loader takes them from the model's code.
 //!
 //! These facts are used, in this order:
 //! 1. A linear layer's bias is stored, and has an element a row.
 //! 2. An embedding or a head is `[vocabulary, width]`. The width of the hidden state is in
 //!    config.json, and is the length of the norms that stand directly in a block.
-//! 3. In a transformer block, most layers either read the hidden state, and have its width as their
-//!    columns, or write it, and have it as their rows. Which of them do what, their names tell: a
-//!    handful of names in all architectures. The other side must be among the widths that
-//!    config.json gives (heads × head size, intermediate size, ..), where it gives any.
+//! 3. In a transformer block, most layers either read the hidden state, and its width is their
+//!    number of columns, or write it, and its width is their number of rows. Their names tell
+//!    which: a handful of names in all architectures. The other dimension must be among the widths
+//!    in config.json (heads × head size, intermediate size, ..), if it has any.
 //!
-//! A shape that does not follow is not guessed.
+//! A shape that does not follow from these facts is not guessed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! The file that a checkpoint was made from: bytes that lie in its files, or are decoded when they
-//! are read.
+//! The file from which a checkpoint was made: its bytes are in the checkpoint's files, or are
+//! decoded when they are read.
 
 use std::{io, sync::Arc};
 

@@ -1,5 +1,5 @@
 //! Checkpoints of the official DFloat11 package (`PyPI` `dfloat11`, up to 0.5.0): read as the BF16
-//! files that they were made from.
+//! files from which they were made.
 //!
 //! ```text
 //! <block>.luts               u8 [k + 1, 256]   k LUTs of 256 entries; last row: code lengths
@@ -13,14 +13,14 @@
 //! of config.json lists them; a pattern without a list is a module whose one `weight` is coded.
 //! Shapes are not stored: see [`config`].
 //!
-//! A folder's files become one [`WeightsFile`], whose bytes are what the `safetensors` library
-//! would have written for the original tensors, and are decoded where they are read: nobody who
-//! reads it can tell. Memory is some 10 KiB a block, 4 bytes for some 25 KB of weights, and 100 KiB
-//! for each read under way.
+//! A folder's files become one [`WeightsFile`]. Its bytes are those that the `safetensors` library
+//! would have written for the original tensors, and are decoded on reading, which a reader does not
+//! notice. This takes some 10 KiB of memory per block, 4 bytes per some 25 KB of weights, and 100
+//! KiB for each read in progress.
 //!
-//! Exponents of 240 and more (infinities, NaN, huge numbers) share their values with pointers
-//! between the LUTs, so that the package's own decoder loses such weights. They come back here,
-//! since code lengths tell a pointer from an exponent (see [`table`]).
+//! Exponents of 240 and more (infinities, NaN, huge numbers) have the same values as pointers
+//! between the LUTs, so the package's own decoder loses such weights. This module restores them,
+//! because code lengths tell a pointer from an exponent (see [`table`]).
 
 mod coded;
 mod config;
@@ -58,7 +58,7 @@ const POSITIONS: &str = "output_positions";
 const SPLITS: &str = "split_positions";
 /// Suffixes of the tensors that together make a block, besides [`SPLITS`].
 const ARRAYS: [&str; 5] = [CODES, PLANE, "luts", POSITIONS, "gaps"];
-/// The file that a folder's files become where none of them has tensors that are not coded.
+/// The file that a folder's files become if none of them has tensors that are not coded.
 const MERGED: &str = "model.safetensors";
 /// Positions of 131,072 matrices in one block; a block of thousands of experts has fewer.
 const MAX_SPLIT_BYTES: u64 = 1 << 20;

@@ -5,14 +5,14 @@
 //! level 1   LUT r, indexed by bits 8..16: an exponent (of 9..=16 bits), or a pointer .. level 3
 //! ```
 //! Pointers are 240..=255 and so are some exponents. The code length of an exponent fixes its
-//! level, so a value at another level is a pointer. Where a LUT has no such pointer, the values
-//! that could lead to it are ambiguous: that takes, say, a code of 8 bits or fewer for infinities,
-//! where 255 leads to LUT 1. A stream that comes to such an entry is rejected.
+//! level, so a value at another level is a pointer. If a LUT has no such pointer, the values that
+//! could lead to it are ambiguous. This happens, for example, if 255 leads to LUT 1 and infinities
+//! have a code of 8 bits or fewer. A stream that reaches such an entry is rejected.
 //!
-//! Entries that no code reaches repeat the entry before them in what the package writes. They may
-//! say anything; a stream that comes to one is rejected. One thing that the package's do not: where
-//! they lead to a LUT from a lower level than its codes do, the LUT counts for that level, and
-//! streams whose codes lead there are rejected.
+//! The package repeats the entry before in entries that no code reaches. Such entries may have any
+//! value; a stream that reaches one is rejected. In one case, which the package does not write,
+//! they matter: if they lead to a LUT from a lower level than codes do, the LUT counts as one of
+//! that level, and streams whose codes lead there are rejected.
 
 use crate::{Error, Result};
 

@@ -1,4 +1,4 @@
-//! Finds siblings that repeat one another and so form a list.
+//! Finds siblings with the same structure, which form a list.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,9 +1,9 @@
-//! Grouping of tensors into blocks, from names, shapes and sizes alone.
+//! Groups tensors into blocks, using only names, shapes and sizes.
 //!
 //! A block is what a runtime decodes at once, just before it runs: a transformer layer with all its
-//! experts, an embedding, a head. There is no list of models and no name that means anything here:
-//! renaming a component of all names consistently, except for its digits, changes no block. New
-//! models therefore need no pattern.
+//! experts, an embedding, a head. There is no list of models, and no name has a special meaning: if
+//! a component is renamed consistently in all names, except for its digits, blocks stay the same.
+//! So new models need no pattern.
 //!
 //! Names form a tree, split at `.`. A *list* is a set of two or more siblings that are numbers, or
 //! that are equal except for a number at their end (`layer1`, `layer2`), where most members are no
@@ -13,22 +13,22 @@
 //!
 //! 1. Each member of a list is a block, with all that is below it, other lists included: an expert
 //!    stays in its layer.
-//! 2. Unless the list is one of *stages*. It is where nested lists whose members are as deep as a
-//!    layer (module in module in member: `stages.1.blocks.2.attn.qkv`) hold more than ¼ of it; and
-//!    where any nested lists of numbers hold more than half of it and the stages differ in most
-//!    shapes (`layer2.0.conv1`). Then the rule goes on inside each member. Experts are shallow, and
-//!    their layers have equal shapes.
-//! 3. A lone number is a block where it is as deep as a layer and no list of such is below it
+//! 2. A list of *stages* is an exception: the rule continues inside each member. A list is one of
+//!    stages if nested lists whose members are as deep as a layer (module in module in member:
+//!    `stages.1.blocks.2.attn.qkv`) hold more than ¼ of it; or if any nested lists of numbers hold
+//!    more than half of it and the stages differ in most shapes (`layer2.0.conv1`). Experts are
+//!    shallow, and their layers have equal shapes.
+//! 3. A lone number is a block if it is as deep as a layer and no list of layers is below it
 //!    (`mtp.layers.0`); otherwise it is a name like any other (`0.auto_model.encoder.layer.3`).
-//! 4. What is left in a module on the way to a list, or in one with more than ¾ of the model (and
-//!    two matrices): each child with a matrix and at least 1/1024 of the model is a block
-//!    (embedding, head); the rest is one block together (norms, scalars), named `module.*` where it
-//!    comes from several children.
+//! 4. The rest concerns modules on the way to a list, and modules with more than ¾ of the model
+//!    (and two matrices). Of what is left in them, each child with a matrix and at least 1/1024 of
+//!    the model is a block (embedding, head); everything else together is one block (norms,
+//!    scalars), named `module.*` if it comes from several children.
 //!
 //! For example `wte`, `h.0.attn.q`, `h.0.mlp.experts.7.up`, `h.1.…`, `norm`, each with `.weight`,
-//! become the blocks `h.0`, `h.1`, `norm`, `wte`: the order is the natural one of names (`h.2`
-//! before `h.10`), of blocks by their first tensor, since nothing else is known that does not
-//! depend on the order of the input.
+//! become the blocks `h.0`, `h.1`, `norm`, `wte`. Blocks are in the natural order of the names of
+//! their first tensors (`h.2` before `h.10`), because nothing else is known that does not depend on
+//! the input's order.
 
 mod lists;
 mod tree;

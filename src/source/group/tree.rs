@@ -1,4 +1,5 @@
-//! Names as a tree of their components, in natural order, with what the rule asks about a subtree.
+//! A tree of the components of names, in natural order, which answers the rule's questions about
+//! subtrees.
 
 use std::ops::Range;
 
@@ -56,7 +57,7 @@ pub(super) fn is_number(component: &str) -> bool {
     !component.is_empty() && component.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The text before the number at the end of a component, where there are both.
+/// The text before the number at the end of a component, if there are both.
 pub(super) fn stem(component: &str) -> Option<&str> {
     let stem = component.trim_end_matches(|c: char| c.is_ascii_digit());
     (!stem.is_empty() && stem.len() < component.len()).then_some(stem)
