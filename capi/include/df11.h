@@ -70,7 +70,7 @@ typedef struct df11_tensor {
   // The type of its elements as safetensors names it, such as BF16; empty if this version does
   // not know it.
   const char *dtype;
-  // How it is stored: tile, gap, raw, alias or unknown.
+  // How it is stored: tile, gap, float, delta, raw, alias or unknown.
   const char *encoding;
   // Its dimensions, outermost first.
   const uint64_t *shape;

@@ -42,7 +42,7 @@ pub struct Tensor {
     /// The type of its elements as safetensors names it, such as BF16; empty if this version does
     /// not know it.
     pub dtype: *const c_char,
-    /// How it is stored: tile, gap, raw, alias or unknown.
+    /// How it is stored: tile, gap, float, delta, raw, alias or unknown.
     pub encoding: *const c_char,
     /// Its dimensions, outermost first.
     pub shape: *const u64,

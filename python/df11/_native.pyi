@@ -379,7 +379,7 @@ class _Decoded:
 
 @final
 class Tensor(_Decoded):
-    """A tensor of an open model. Each call decodes it again, on all cores (1 to 3 GB/s each)."""
+    """A tensor of an open model. Each call decodes it again, on all cores (1 to 5 GB/s each)."""
 
     name: Final[str]
     block: Final[str]
@@ -393,8 +393,8 @@ class Tensor(_Decoded):
     bits_per_element: Final[float]
     """Stored bits per element; 0 for an alias or a tensor without elements."""
     encoding: Final[str]
-    """Its encoding: `gap`, `tile`, `float`, `raw`, or `unknown` for an encoding of a newer version.
-    An alias has that of its target.
+    """Its encoding: `gap`, `tile`, `float`, `delta`, `raw`, or `unknown` for one of a newer
+    version. An alias has that of its target.
     """
     target: Final[str]
     """The name of the tensor that holds its bytes: its own, except for an alias."""

@@ -149,7 +149,7 @@ def decode(arrays: Arrays, parts: Numbers, device: torch.device) -> Tensor:
     """All rows of all parts, row after row: a dense matrix [R, C] on `device`, of their dtype.
 
     On a GPU this takes one launch on the current stream for each kind among up to eight parts, and
-    neither waits nor synchronises. The CPU decodes 1 to 3 GB/s per core, on all cores. Raises the
+    neither waits nor synchronises. The CPU decodes 1 to 5 GB/s per core, on all cores. Raises the
     errors of `_matrices.check`; `ParameterError` if lengths of arrays contradict their part;
     `CorruptError`.
     """
