@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import SAMPLE, run, write_shards
@@ -165,6 +167,70 @@ def http(hub: Hub, folder: Path) -> str:
     """The URL of a folder behind HTTP."""
     repository = hub.repositories["org/open"] = Repository(folder)
     return f"{hub.url}/org/open/resolve/{repository.sha}"
+
+
+class Certified(NamedTuple):
+    """A folder behind HTTPS: its URL, and a file with the issuer's certificate."""
+
+    url: str
+    issuer: Path
+
+
+def certified(folder: Path, tmp_path: Path, name: str, **dates: datetime) -> Certified:
+    """Serves a folder at `localhost`, with a certificate for `name`."""
+    hub, issuer = Hub(), pytest.importorskip("trustme").CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issuer.issue_cert(name, **dates).configure_cert(context)
+    hub.server.socket = context.wrap_socket(hub.server.socket, server_side=True)
+    tmp_path.mkdir(exist_ok=True)
+    issuer.cert_pem.write_to_path(str(tmp_path / "issuer.pem"))
+    url = http(hub, folder).replace("http://127.0.0.1", "https://localhost")
+    return Certified(url, tmp_path / "issuer.pem")
+
+
+def trust(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+
+
+def test_https_with_an_issuer_in_a_file(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = certified(folder, tmp_path, "localhost")
+    trust(monkeypatch, served.issuer)
+    assert hashes(df11.open(served.url)) == hashes(df11.open(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_trusted", "problem"),
+    [
+        ("localhost", False, "UnknownIssuer"),
+        ("elsewhere.example", True, "elsewhere.example"),
+        ("localhost", True, "expired"),
+    ],
+)
+def test_certificates_that_are_refused(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    is_trusted: bool,
+    problem: str,
+) -> None:
+    """At once: another try would not help."""
+    past = {"not_after": datetime(2020, 1, 1)} if problem == "expired" else {}
+    served = certified(folder, tmp_path, name, **past)
+    another = certified(folder, tmp_path / "another", name)
+    trust(monkeypatch, (served if is_trusted else another).issuer)
+    begun = time.monotonic()
+    with pytest.raises(df11.IoError, match=rf"certificate is not accepted \(.*{problem}.*; check"):
+        df11.open(served.url)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_server_without_tls_is_told(hub: Hub, folder: Path) -> None:
+    with pytest.raises(df11.IoError, match="does not encrypt connections"):
+        df11.open(http(hub, folder).replace("http:", "https:"))
 
 
 def test_safe_open_and_load_file(hub: Hub, folder: Path) -> None:

@@ -68,6 +68,17 @@ impl From<object_store::Error> for Fault {
             _ => {}
         }
         let texts = texts(&error);
+        if let Some(problem) = texts.iter().find_map(|text| text.strip_prefix(UNTRUSTED)) {
+            let text = format!(
+                "the server's certificate is not accepted ({problem}); check the server's name \
+                 and this machine's clock, or name a file with the issuer's certificate in \
+                 SSL_CERT_FILE"
+            );
+            return Self::lasting(PermissionDenied, text);
+        }
+        if texts.iter().any(|text| text.ends_with("InvalidContentType")) {
+            return Self::lasting(Unsupported, NO_TLS);
+        }
         if texts.iter().any(|text| text.contains("non-partial response")) {
             return Self::lasting(Unsupported, NO_RANGES);
         }
@@ -109,6 +120,12 @@ impl Fault {
 
 /// The problem of an object that is not the one that was opened.
 pub(super) const CHANGED: &str = "the object was changed since it was opened; open it again";
+
+/// How rustls begins the text of a certificate's problem, which tells no more than names of hosts.
+const UNTRUSTED: &str = "invalid peer certificate: ";
+
+const NO_TLS: &str = "the server does not encrypt connections (TLS); check its address, or begin \
+                      it with http:// if everybody may read what is sent";
 
 const NO_RANGES: &str = "the server does not answer requests for ranges; fetch the file, or serve \
                          it from one that does";
