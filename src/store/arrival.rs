@@ -24,7 +24,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     batches::plan_whole,
-    fetch::{MOST_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of},
+    fetch::{MAX_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of},
     interrupt,
 };
 use crate::{error::io_remedied, io::ReadAt, parallel};
@@ -156,7 +156,7 @@ impl ArrivalState {
     /// Makes as many requests as there may be at once.
     fn start(&mut self) {
         self.tasks.retain(|(_, task)| !task.is_finished());
-        while self.under_way < MOST_REQUESTS && self.failure.is_none() {
+        while self.under_way < MAX_REQUESTS && self.failure.is_none() {
             let Some((object, index)) = self.wanted.pop_front().or_else(|| self.others.pop_front())
             else {
                 break;
@@ -463,7 +463,7 @@ mod tests {
     #[test]
     fn what_is_waited_for_is_next() {
         let ((source, version, wanted), arrivals) = (object(SIZE, 8), Arc::<Arrivals>::default());
-        parallel::lock(&arrivals.state).under_way = MOST_REQUESTS;
+        parallel::lock(&arrivals.state).under_way = MAX_REQUESTS;
         let handle = runtime::handle().unwrap();
         let first = PIECE_BYTES + 1..PIECE_BYTES + 2;
         let object = arrivals.begin((source, version, handle), "x", &[first]).unwrap();
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(order, starts);
         drop(state);
         // The requests that were said to be under way end.
-        (0..MOST_REQUESTS).for_each(|_| arrivals.end(None));
+        (0..MAX_REQUESTS).for_each(|_| arrivals.end(None));
         object.wait_whole().unwrap();
         assert!(object.view(0, SIZE as u64).unwrap() == wanted);
     }

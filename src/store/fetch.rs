@@ -18,7 +18,7 @@ use crate::{constants::MAX_SHARDS, error::io_remedied};
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
 const PROGRESS_BYTES: usize = 16 << 10;
 /// Requests of one place that are under way at once, at most.
-pub(super) const MOST_REQUESTS: usize = 32;
+pub(super) const MAX_REQUESTS: usize = 32;
 
 /// How long answers are waited for.
 #[derive(Clone, Copy, Debug)]
