@@ -24,7 +24,7 @@ use tokio::{runtime::Handle, task::AbortHandle};
 
 use super::{
     batches::plan_whole,
-    fetch::{MAX_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of},
+    fetch::{MAX_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of, read_exact},
     interrupt,
 };
 use crate::{error::io_remedied, io::ReadAt, parallel};
@@ -344,15 +344,7 @@ impl ReadAt for ArrivingObject {
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            done += self.0.read(offset + done as u64, &mut buf[done..])?;
-        }
-        Ok(())
+        read_exact(self.size(), offset, buf, |at, rest| self.0.read(at, rest))
     }
 
     fn view(&self, offset: u64, length: u64) -> Option<&[u8]> {

@@ -239,6 +239,25 @@ impl FailedTries {
     }
 }
 
+/// Fills `buf` with bytes of an object of this size, from `offset` on. `read` reads as many as it
+/// has at once, and answers their number.
+pub(super) fn read_exact(
+    size: u64,
+    offset: u64,
+    buf: &mut [u8],
+    read: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let end = offset.checked_add(buf.len() as u64);
+    if end.is_none_or(|end| end > size) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut done = 0;
+    while done < buf.len() {
+        done += read(offset + done as u64, &mut buf[done..])?;
+    }
+    Ok(())
+}
+
 /// An empty vector with room for this many bytes.
 ///
 /// # Errors

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use super::{
     ahead::{AheadQueue, Fetcher, Queues},
     arrival::Arrivals,
-    fetch::{ObjectSource, Version, ended_early, forked},
+    fetch::{ObjectSource, Version, ended_early, forked, read_exact},
     interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
@@ -108,19 +108,9 @@ impl ReadAt for Object {
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.check_process()?;
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            let (at, rest) = (offset + done as u64, &mut buf[done..]);
-            done += match self.read_known(at, rest) {
-                Some(count) => count?,
-                None => self.fetch(at, rest)?,
-            };
-        }
-        Ok(())
+        read_exact(self.size(), offset, buf, |at, rest| {
+            self.read_known(at, rest).unwrap_or_else(|| self.fetch(at, rest))
+        })
     }
 
     fn bring_whole(&self, first: &[Range<u64>]) -> Option<io::Result<Box<dyn ReadAt>>> {
