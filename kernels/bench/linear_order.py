@@ -33,7 +33,7 @@ SHAPES = [*LLAMA, (1024, 4096), (14336, 4096), (8192, 8192), (5120, 25600), (256
 SHAPES += [(25600, 5120), (2880, 4096), (4096, 2880), (1000, 4104), (1152, 4304), (128256, 4096)]
 BAND_SHAPES = [*LLAMA, (1024, 4096), (5120, 5120), (5120, 25600), (8192, 8192)]
 BAND_ROWS = (17, 24, 31, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048)
-MOST_ROWS = (3072, 4096, 4608, 6144, 8192)
+MAX_ROWS = (3072, 4096, 4608, 6144, 8192)
 IMAGE = [(9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288), (21504, 3072), (3072, 15360)]
 DEVICE = torch.device("cuda", 0)
 
@@ -454,9 +454,9 @@ def main() -> None:
             times(SHAPES[4:10], (1, 8, 16))
         elif mode == "bands":
             bits(BAND_SHAPES, BAND_ROWS)
-            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MOST_ROWS))
+            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MAX_ROWS))
         elif mode == "most":
-            times(LLAMA, (2048, *MOST_ROWS))
+            times(LLAMA, (2048, *MAX_ROWS))
         elif mode == "image":
             times(IMAGE, (512, 4096, 4608), summed=IMAGE)
         elif mode == "splits":
