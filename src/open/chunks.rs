@@ -1,5 +1,5 @@
-//! Chunks of a container: their checksums, and which of them were found right. From beyond a network
-//! they come one by one, each checked whenever it comes.
+//! Chunks of a container: their checksums, and which of them were found right. From beyond a
+//! network they come one by one, each checked whenever it comes.
 
 use std::{
     ops::Range,

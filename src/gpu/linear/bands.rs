@@ -1,5 +1,6 @@
 //! How blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS) rows of
-//! x, in bands of these rows (`kernels/linear_task.cuh`). Bits depend on splits alone; the rest is chosen for speed.
+//! x, in bands of these rows (`kernels/linear_task.cuh`). Bits depend on splits alone; the rest is
+//! chosen for speed.
 
 use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};
