@@ -107,6 +107,7 @@ pub(crate) fn for_each<S>(
 }
 
 /// All values, or the first failure that is not merely the consequence of another one.
+#[cfg(any(feature = "cudarc", feature = "remote", test))]
 pub(crate) fn first_cause<T>(results: impl IntoIterator<Item = Result<T>>) -> Result<Vec<T>> {
     let is_cause = |result: &Result<T>| !matches!(result, Ok(_) | Err(Error::Cancelled));
     let (causes, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_cause);
