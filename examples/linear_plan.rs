@@ -3,12 +3,12 @@
 //! `kernels/bench/linear_host.hpp` declares these functions and structures.
 #![expect(unsafe_code, reason = "functions that C++ finds by their names")]
 
-use df11::hazmat::gpu::{BlockShape, BlockWork, Many, Split, Tile2, Tile64Demand, TileDemand};
+use df11::hazmat::gpu::{BandPlan, BlockShape, BlockWork, Split, Tile2, Tile64Demand, TileDemand};
 
 /// A product by matrices in the fast layout, and the GPU's multiprocessors.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ManyProduct {
+pub struct BandProduct {
     rows: [u32; 8],
     splits: [u32; 8],
     matrices: u32,
@@ -54,10 +54,10 @@ pub struct ItemsPlan {
 /// Plans 17 or more rows by the fast layout.
 // SAFETY: no other function has this name, nor one of those below.
 #[unsafe(no_mangle)]
-pub extern "C" fn df11_plan_many(product: ManyProduct) -> Many {
+pub extern "C" fn df11_plan_bands(product: BandProduct) -> BandPlan {
     let wishes = product.rows.into_iter().zip(product.splits).take(product.matrices as usize);
     let wishes = wishes.map(|(rows, splits)| (rows.into(), splits.into()));
-    Many::new(wishes, product.columns.into(), product.x_rows.into(), product.processors.into())
+    BandPlan::new(wishes, product.columns.into(), product.x_rows.into(), product.processors.into())
 }
 
 /// Plans up to 16 rows.

@@ -86,7 +86,9 @@ pub mod gpu {
     pub use crate::gpu::{
         device::{seconds_between, timestamp},
         driver::{Visit, capture_of_raw},
-        linear::{BlockShape, BlockWork, FastPacker, Many, Split, Tile2, Tile64Demand, TileDemand},
+        linear::{
+            BandPlan, BlockShape, BlockWork, FastPacker, Split, Tile2, Tile64Demand, TileDemand,
+        },
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
     };

@@ -16,37 +16,52 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::{Error, Result};
 
-/// A process and its threads, and those of a process that was forked from it.
-struct Owned {
+/// A value for this process, and one for each process that is forked from it: threads do not
+/// outlive a fork. Waits for no lock that a parent could have held.
+pub(crate) struct PerProcess<T>(OnceLock<Box<Owned<T>>>);
+
+struct Owned<T> {
     process: u32,
-    pool: ThreadPool,
-    next: OnceLock<Box<Self>>,
+    value: T,
+    next: PerProcess<T>,
 }
 
-static POOLS: OnceLock<Box<Owned>> = OnceLock::new();
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    /// The value of this process, which `make` makes the first time.
+    pub(crate) fn get(&self, make: impl Fn() -> Result<T>) -> Result<&T> {
+        let (process, mut slot) = (process::id(), self);
+        loop {
+            match slot.0.get() {
+                Some(owned) if owned.process == process => return Ok(&owned.value),
+                Some(owned) => slot = &owned.next,
+                None => {
+                    let owned = Owned { process, value: make()?, next: Self::new() };
+                    // Another thread may have been faster; then this value is dropped.
+                    let _ = slot.0.set(Box::new(owned));
+                }
+            }
+        }
+    }
+}
 
 /// The pool of this process, until it ends: one thread for each core, or as many as
 /// `RAYON_NUM_THREADS` says. A forked process has no threads of its parent's pool, nor of rayon's
-/// global one, and gets a pool of its own. Waits for no lock that a parent could have held.
+/// global one, and gets a pool of its own.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the system refuses threads.
 pub fn pool() -> Result<&'static ThreadPool> {
-    let (process, mut slot) = (process::id(), &POOLS);
-    loop {
-        match slot.get() {
-            Some(owned) if owned.process == process => return Ok(&owned.pool),
-            Some(owned) => slot = &owned.next,
-            None => {
-                let pool = ThreadPoolBuilder::new().build().map_err(|error| {
-                    let problem = format!("cannot start threads: {error}");
-                    Error::parameter(problem, "set RAYON_NUM_THREADS to fewer")
-                })?;
-                // Another thread may have been faster; then this pool ends.
-                let _ = slot.set(Box::new(Owned { process, pool, next: OnceLock::new() }));
-            }
-        }
-    }
+    static POOLS: PerProcess<ThreadPool> = PerProcess::new();
+    POOLS.get(|| {
+        ThreadPoolBuilder::new().build().map_err(|error| {
+            let problem = format!("cannot start threads: {error}");
+            Error::parameter(problem, "set RAYON_NUM_THREADS to fewer")
+        })
+    })
 }
 
 /// Calls `work` once for each index below `count`. Each thread makes its own `state` once and
@@ -89,6 +104,14 @@ pub(crate) fn for_each<S>(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)
         .map_or(Ok(()), |(_, error)| Err(error))
+}
+
+/// All values, or the first failure that is not merely the consequence of another one.
+#[cfg(any(feature = "cudarc", feature = "remote", test))]
+pub(crate) fn first_cause<T>(results: impl IntoIterator<Item = Result<T>>) -> Result<Vec<T>> {
+    let is_cause = |result: &Result<T>| !matches!(result, Ok(_) | Err(Error::Cancelled));
+    let (causes, others): (Vec<_>, Vec<_>) = results.into_iter().partition(is_cause);
+    causes.into_iter().chain(others).collect()
 }
 
 /// Locks what stays right when a thread that holds it panics.
@@ -155,5 +178,18 @@ mod tests {
             |(), i| if i >= 7 { Err(Error::corrupt("x", i as u64, "")) } else { Ok(()) },
         );
         assert!(matches!(result, Err(Error::Corrupt { offset: 7, .. })), "{result:?}");
+    }
+
+    #[test]
+    fn the_cause_is_reported_and_not_its_consequences() {
+        let results = [
+            Ok(()),
+            Err(Error::Cancelled),
+            Err(Error::corrupt("x", 0, "y")),
+            Err(Error::Cancelled),
+        ];
+        assert!(matches!(first_cause(results), Err(Error::Corrupt { .. })));
+        assert!(first_cause([Ok(()), Ok(())]).is_ok());
+        assert!(matches!(first_cause([Err::<(), _>(Error::Cancelled)]), Err(Error::Cancelled)));
     }
 }

@@ -1,9 +1,9 @@
 // Bench and check of the kernels that multiply by compressed matrices: see README.md.
 //   linear_bench check                 odd shapes, every pattern, errors beside cuBLAS's, equal
-//                                      bits in every run; `check wide`: only 17 or more rows of x
+//                                      bits in every run; `check bands`: only 17 or more rows of x
 //   linear_bench hostile COUNT SEED    changed data, heads and entries, for compute-sanitizer
 //   linear_bench bench ROUNDS          Llama 3.1 8B's matrices and 25600 x 5120 beside cuBLASLt's
-//                                      best; `wide`: only 17 to 256 rows of x
+//                                      best; `bands`: only 17 to 256 rows of x
 //   linear_bench ways ROUNDS           32, 64 and 128 rows of x with all ways for blocks to share
 //                                      strips and columns
 //   linear_bench sums ROUNDS [X_ROWS ...]    16 to 1024 rows of x, or X_ROWS, without cuBLASLt:
@@ -35,8 +35,8 @@ using namespace linear;
 #include "linear_host.hpp"
 #include "linear_times.hpp"
 
-// Rows of x that a launch multiplies at most (src/gpu/linear/many.rs).
-static constexpr u32 MANY_ROWS = 12 * FAST256_ROWS;
+// Rows of x that a launch multiplies at most (src/gpu/linear/bands.rs).
+static constexpr u32 LAUNCH_ROWS = 12 * FAST256_ROWS;
 
 // --- other depths and clusters
 
@@ -334,7 +334,7 @@ static bool check_gather(const Context& c, u32 rows, u32 columns, int mode) {
 }
 
 // Checks 17 or more rows of x with the fast layout.
-static bool check_wide(const Context& c) {
+static bool check_bands(const Context& c) {
     bool good = true;
     u32 seed = 500;
     const std::vector<Shape> shapes = {
@@ -350,7 +350,7 @@ static bool check_wide(const Context& c) {
     good &= check_each<Fast>(c, {{512, 2048}, {300, 4096}, {33, 264}}, {257, 300, 384, 512, 700},
                              {1, 0}, seed);
     good &= check_each<Fast>(c, {{4096, 4096}}, {384}, {0}, seed);
-    good &= check_each<Fast>(c, {{1024, 4096}}, {MANY_ROWS}, {0}, seed);
+    good &= check_each<Fast>(c, {{1024, 4096}}, {LAUNCH_ROWS}, {0}, seed);
     for (u32 x_rows : {17u, 64u, 128u, 192u, 500u})
         good &= check_parts<Fast>(c, {1000, 992, 520}, 2100, 512, 1588, x_rows),
             good &= check_parts<Fast>(c, {320, 64, 160}, 4096, 256, 1024, x_rows);
@@ -367,7 +367,7 @@ static bool check_fast(const Context& c) {
     good &= check_modes<Fast>(c, {512, 2048}, {1, 16}, {1, 3, 5, 7}, seed);
     good &= check_each<Fast>(c, {{4096, 14336}}, {4}, {0}, seed);
     good &= check_each<Fast>(c, {{6144, 4096}}, {16}, {0}, seed);
-    if (!ring) good &= check_wide(c);
+    if (!ring) good &= check_bands(c);
     for (u32 block : {16, 64, 128}) {
         good &= check_grouped(c, 8, 1536, 2048, {1, 0, 3, 16, 0, 17, 2, 33}, false, false, block);
         good &= check_grouped(c, 2, 320, 768, {150, 60}, true, false, block);
@@ -569,7 +569,7 @@ static int stored(const Context& c, const std::string& mode, int number, int arg
 static int fast(const Context& c, const std::string& mode, int number, int argc, char** argv) {
     std::vector<u32> rows = numbers_after(3, argc, argv);  // of x
     if (mode == "check")
-        return check(c, argc > 2 && !strcmp(argv[2], "wide") ? check_wide : check_fast);
+        return check(c, argc > 2 && !strcmp(argv[2], "bands") ? check_bands : check_fast);
     if (mode == "hostile") return hostile<Fast>(c, number, strtoull(argv[3], nullptr, 10));
     if (mode == "bench") {
         bench_fast(c, number, {1, 2, 4, 8, 12, 16, 17, 24, 32, 48, 64, 96, 128, 256}, false);
@@ -577,13 +577,13 @@ static int fast(const Context& c, const std::string& mode, int number, int argc,
         return 0;
     }
     if (mode == "variants") return bench_fast(c, number, {1, 8, 16}, true), 0;
-    if (mode == "wide")
+    if (mode == "bands")
         return bench_fast(c, number, {17, 24, 32, 48, 64, 96, 128, 192, 256}, false), 0;
     if (mode == "ways") return ways(c, number), 0;
     if (mode == "one") return profile<Fast>(c, {u32(number), rows[0]}, rows[1], early);
     if (rows.empty() && mode == "sums") rows = {16, 32, 64, 128, 192, 256, 384, 512, 1024};
     if (mode == "sums") return sums<Fast>(c, number, rows), 0;
-    if (mode == "crossover") return crossover(c, number, ring ? LINEAR_ROWS : MANY_ROWS, rows), 0;
+    if (mode == "crossover") return crossover(c, number, ring ? LINEAR_ROWS : LAUNCH_ROWS, rows), 0;
     return 2;
 }
 int main(int argc, char** argv) {

@@ -16,10 +16,10 @@ static bool small_stages = false;
 
 // --- the planner
 
-struct ManyProduct {
+struct BandProduct {
     u32 rows[LINEAR_MATRICES], splits[LINEAR_MATRICES], matrices, columns, x_rows, processors;
 };
-struct Many {
+struct BandPlan {
     u8 splits[LINEAR_MATRICES];
     u64 n, band_rows, blocks, cluster, strips, share_stages, time;  // n: most rows of x per band
 };
@@ -39,7 +39,7 @@ struct Tile64Plan {
     u32 stages, shared;
 };
 extern "C" {
-Many df11_plan_many(ManyProduct);
+BandPlan df11_plan_bands(BandProduct);
 ItemsPlan df11_plan_items(u32 rows, u32 columns);
 TilePlan df11_plan_tile(linear::Constants::TileDemand, linear::Constants::Tile2, TileWork,
                         TileProduct);
@@ -296,11 +296,11 @@ static void map_x(Launch& l, u32 box_rows) {
 }
 
 // The plan for 17 or more rows of x.
-static Many many_of(const Product& p) {
-    ManyProduct product = {{}, {}, p.matrix_count, p.columns, p.x_rows, sm_count()};
+static BandPlan band_plan_of(const Product& p) {
+    BandProduct product = {{}, {}, p.matrix_count, p.columns, p.x_rows, sm_count()};
     for (u32 i = 0; i < p.matrix_count; i++)
         product.rows[i] = p.matrices[i].rows, product.splits[i] = forced_splits;
-    Many many = df11_plan_many(product);
+    BandPlan plan = df11_plan_bands(product);
     // The same splits with other blocks.
     if (forced_rows && p.x_rows > FAST128_ROWS && !forced_strips) {
         const u32 bands = fast128_bands(p.x_rows, forced_rows),
@@ -309,51 +309,51 @@ static Many many_of(const Product& p) {
         for (u32 i = 0; i < p.matrix_count; i++)
             groups += fast256_groups(p.matrices[i].rows, forced_group);
         const u32 teams = std::max(sm_count() / bands, 1u), each = (groups + teams - 1) / teams;
-        many.n = forced_rows, many.strips = forced_group, many.cluster = 1;
-        many.share_stages = each * group, many.blocks = (groups + each - 1) / each * bands;
+        plan.n = forced_rows, plan.strips = forced_group, plan.cluster = 1;
+        plan.share_stages = each * group, plan.blocks = (groups + each - 1) / each * bands;
     }
-    if (!forced_strips) return many;
-    many.n = p.x_rows <= 32 ? 32 : p.x_rows <= 64 ? 64 : 128;
-    many.strips = forced_strips, many.share_stages = 0, many.blocks = 0;
-    many.cluster = *std::max_element(many.splits, many.splits + p.matrix_count);
+    if (!forced_strips) return plan;
+    plan.n = p.x_rows <= 32 ? 32 : p.x_rows <= 64 ? 64 : 128;
+    plan.strips = forced_strips, plan.share_stages = 0, plan.blocks = 0;
+    plan.cluster = *std::max_element(plan.splits, plan.splits + p.matrix_count);
     for (u32 i = 0; i < p.matrix_count; i++)
-        many.blocks += fast128_items(strips_of(p.matrices[i].rows), many.splits[i], forced_strips,
-                                     u32(many.cluster));
-    many.blocks *= many.cluster * fast128_bands(p.x_rows, u32(many.n));
-    return many;
+        plan.blocks += fast128_items(strips_of(p.matrices[i].rows), plan.splits[i], forced_strips,
+                                     u32(plan.cluster));
+    plan.blocks *= plan.cluster * fast128_bands(p.x_rows, u32(plan.n));
+    return plan;
 }
 template <class Launch>
-static Launch many_argument(const Product& p, const Many& many, u32 box_rows) {
+static Launch band_argument(const Product& p, const BandPlan& plan, u32 box_rows) {
     Launch l = argument_of<Launch>(p);
-    for (u32 i = 0; i < p.matrix_count; i++) l.matrices[i].splits = many.splits[i];
+    for (u32 i = 0; i < p.matrix_count; i++) l.matrices[i].splits = plan.splits[i];
     map_x(l, box_rows);
     return l;
 }
-static void launch_many(const Context& c, const Product& p, bool begins_early) {
-    const Many many = many_of(p);
-    const u32 n = u32(many.n), band = fast128_band_rows(p.x_rows, n);
+static void launch_bands(const Context& c, const Product& p, bool begins_early) {
+    const BandPlan plan = band_plan_of(p);
+    const u32 n = u32(plan.n), band = fast128_band_rows(p.x_rows, n);
     auto launch = [&](const void* kernel, u32 threads, const auto& l) {
-        launch_kernel(kernel, u32(many.blocks), threads, FAST128_SHARED_BYTES, l, c.stream,
-                      begins_early, u32(many.cluster));
+        launch_kernel(kernel, u32(plan.blocks), threads, FAST128_SHARED_BYTES, l, c.stream,
+                      begins_early, u32(plan.cluster));
     };
-    if (!many.share_stages) {
-        auto l = many_argument<Fast128Launch>(p, many, band);
-        l.strips = u32(many.strips);
+    if (!plan.share_stages) {
+        auto l = band_argument<Fast128Launch>(p, plan, band);
+        l.strips = u32(plan.strips);
         return launch(n == 32   ? KERNEL(df11_linear_fast_32)
                       : n == 64 ? KERNEL(df11_linear_fast_64)
                                 : KERNEL(df11_linear_fast_128),
                       FAST128_THREADS, l);
     }
-    auto l = many_argument<Fast256Launch>(p, many, band / u32(many.cluster));
-    l.counters = c.counters, l.partials = c.partials, l.share_stages = u32(many.share_stages);
-    const bool half = many.strips == HALF_STRIPS;
+    auto l = band_argument<Fast256Launch>(p, plan, band / u32(plan.cluster));
+    l.counters = c.counters, l.partials = c.partials, l.share_stages = u32(plan.share_stages);
+    const bool half = plan.strips == HALF_STRIPS;
     launch(n == 192 ? half ? KERNEL(df11_linear_half_192) : KERNEL(df11_linear_fast_192)
            : half   ? KERNEL(df11_linear_half_256)
                     : KERNEL(df11_linear_fast_256),
-           threads_of_fast256(u32(many.strips)), l);
+           threads_of_fast256(u32(plan.strips)), l);
 }
 static void launch_product(const Context& c, const Product& p, bool begins_early) {
-    if (p.x_rows > LINEAR_ROWS) return launch_many(c, p, begins_early);
+    if (p.x_rows > LINEAR_ROWS) return launch_bands(c, p, begins_early);
     Variant v = standard(p.x_rows);
     v.early &= begins_early;
     launch_fast(c, v, p);

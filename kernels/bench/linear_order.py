@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
 
-    python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits] [many]
-        [most] [image]
+    python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits]
+        [bands] [most] [image]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
 number of rows of x, the splits whose sums equal PyTorch's, with weights and inputs that cancel, and
@@ -10,7 +10,7 @@ counts the outputs that differ on three kinds of inputs. `forms` compares slices
 in a launch, strides and addresses of x with products of the plain form. `times` measures
 microseconds per launch in CUDA graphs over copies that no L2 holds, as medians of interleaved
 rounds. `mixture` measures products with experts, with places by offsets and in blocks. `splits`
-measures ours with other splits than PyTorch's. `many` gives bits and times of 17 rows of x and
+measures ours with other splits than PyTorch's. `bands` gives bits and times of 17 rows of x and
 more, `most` times of 2,048 and more, `image` those of FLUX.1's matrices; from 256 rows on also of
 decoding first.
 """
@@ -31,9 +31,9 @@ from df11._bring import pack_dense
 LLAMA = [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
 SHAPES = [*LLAMA, (1024, 4096), (14336, 4096), (8192, 8192), (5120, 25600), (2560, 9728)]
 SHAPES += [(25600, 5120), (2880, 4096), (4096, 2880), (1000, 4104), (1152, 4304), (128256, 4096)]
-MANY_SHAPES = [*LLAMA, (1024, 4096), (5120, 5120), (5120, 25600), (8192, 8192)]
-MANY_ROWS = (17, 24, 31, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048)
-MOST_ROWS = (3072, 4096, 4608, 6144, 8192)
+BAND_SHAPES = [*LLAMA, (1024, 4096), (5120, 5120), (5120, 25600), (8192, 8192)]
+BAND_ROWS = (17, 24, 31, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024, 2048)
+MAX_ROWS = (3072, 4096, 4608, 6144, 8192)
 IMAGE = [(9216, 3072), (3072, 3072), (12288, 3072), (3072, 12288), (21504, 3072), (3072, 15360)]
 DEVICE = torch.device("cuda", 0)
 
@@ -452,11 +452,11 @@ def main() -> None:
             times(LLAMA, (1, 8, 16))
         elif mode == "more":
             times(SHAPES[4:10], (1, 8, 16))
-        elif mode == "many":
-            bits(MANY_SHAPES, MANY_ROWS)
-            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MOST_ROWS))
+        elif mode == "bands":
+            bits(BAND_SHAPES, BAND_ROWS)
+            times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MAX_ROWS))
         elif mode == "most":
-            times(LLAMA, (2048, *MOST_ROWS))
+            times(LLAMA, (2048, *MAX_ROWS))
         elif mode == "image":
             times(IMAGE, (512, 4096, 4608), summed=IMAGE)
         elif mode == "splits":

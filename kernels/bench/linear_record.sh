@@ -29,10 +29,10 @@ for form in "check" "stored check"; do
 done
 shipped=("$bench" --kernels "$kernels/linear.sm_90a.cubin")
 run 90 bench "${shipped[@]}" bench "$rounds"
-run 60 wide "${shipped[@]}" wide "$rounds"
+run 60 bands "${shipped[@]}" bands "$rounds"
 run 60 stored-bench "${shipped[@]}" stored bench "$rounds"
 run 60 crossover "${shipped[@]}" crossover "$rounds"
-grep -h "sums of four" -A 24 "$out"/{bench,wide,stored-bench}.txt | grep "^x"
+grep -h "sums of four" -A 24 "$out"/{bench,bands,stored-bench}.txt | grep "^x"
 cat "$out/crossover.txt"
 for form in "hostile" "stored hostile"; do
   for tool in memcheck racecheck; do

@@ -31,7 +31,7 @@ PRODUCT = 33
 LATENCIES = {"LDSM": 33, "LDS.128": 31, "LDS": 28, "SYNCS": 22, "ATOMS": 30, "SHFL": 23}
 OTHERS = 20
 #: Loops with fewer products are not the kernel's own.
-LEAST_PRODUCTS = 4
+MIN_PRODUCTS = 4
 
 
 class Instruction(NamedTuple):
@@ -94,7 +94,7 @@ def innermost(
     for last, first in enumerate(target):
         if first is not None and first <= last:
             products = sum(at.name.startswith("HMMA") for at in code[first : last + 1])
-            if products >= LEAST_PRODUCTS:
+            if products >= MIN_PRODUCTS:
                 found.append((first, last))
     return [
         (a, b)

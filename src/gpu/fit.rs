@@ -65,16 +65,11 @@ mod tests {
 
     use super::{Demand, LANES};
     use crate::constants::GAP_BYTES_PER_THREAD;
-    use crate::gpu::task::{FLOATS, KERNELS, TILE_KERNEL};
+    use crate::gpu::module::DEMANDS;
+    use crate::gpu::task::{FLOATS, KERNELS};
 
     /// Bytes of bitstream that the largest tile of common weights takes.
     const STAGED: u32 = 2704;
-
-    /// The notes of kernels/build.py about a module.
-    fn manifest(module: &str) -> Value {
-        let text = include_str!("../../kernels/ptx/manifest.json");
-        serde_json::from_str::<Value>(text).unwrap()["modules"][module].clone()
-    }
 
     fn number(value: &Value) -> u32 {
         value.as_u64().unwrap() as u32
@@ -104,26 +99,19 @@ mod tests {
         needs.fill(processor.room, resident).unwrap().map(|fit| (fit.warps, fit.thread_blocks))
     }
 
-    /// How all kernels fit.
+    /// How all kernels fit, by what kernels/build.py noted of each.
     fn fits(processor: &Processor) -> [Option<(u32, u32)>; KERNELS] {
-        let [gap, tile, float] = ["gap.ptx", "tile.ptx", "float.ptx"].map(manifest);
-        let mut fits = [None; KERNELS];
-        for (at, bytes) in GAP_BYTES_PER_THREAD.into_iter().enumerate() {
-            let [warp, most_warps] = [3 + at, 7 + at].map(|at| number(&gap["constants"][at]));
-            let taken = &gap["resources"][processor.target][format!("df11_gap_decode_{bytes}")];
-            fits[at] = fit(processor, taken, [warp, most_warps, most_warps]);
-        }
-        let [warp, most_warps, good_warps] = [4, 5, 6].map(|at| number(&tile["constants"][at]));
-        let taken = &tile["resources"][processor.target]["df11_tile_decode"];
-        fits[TILE_KERNEL] = fit(processor, taken, [warp + STAGED, most_warps, good_warps]);
-        let [warp, good_warps] = [4, 5].map(|at| number(&float["constants"][at]));
-        for (at, (_, name)) in FLOATS.into_iter().enumerate() {
-            let most_warps = number(&float["constants"][6 + at]);
-            let taken = &float["resources"][processor.target][format!("df11_float_decode_{name}")];
-            let demand = [warp + STAGED, most_warps, good_warps];
-            fits[TILE_KERNEL + 1 + at] = fit(processor, taken, demand);
-        }
-        fits
+        let manifest = include_str!("../../kernels/ptx/manifest.json");
+        let manifest: Value = serde_json::from_str(manifest).unwrap();
+        let gap = GAP_BYTES_PER_THREAD.map(|bytes| ("gap", format!("decode_{bytes}"), 0));
+        let floats = FLOATS.map(|(_, name)| ("float", format!("decode_{name}"), STAGED));
+        let all = gap.into_iter().chain([("tile", "decode".to_owned(), STAGED)]).chain(floats);
+        let fits = all.zip(DEMANDS).map(|((module, kernel, staged), [warp, most, good])| {
+            let resources = &manifest["modules"][format!("{module}.ptx")]["resources"];
+            let taken = &resources[processor.target][format!("df11_{module}_{kernel}")];
+            fit(processor, taken, [warp + staged, most, good])
+        });
+        fits.collect::<Vec<_>>().try_into().unwrap()
     }
 
     #[test]

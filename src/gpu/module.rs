@@ -28,7 +28,7 @@ const TABLE_THREADS: u32 = 256;
 /// For each decode kernel: bytes of shared memory per warp, most warps per thread block, and how
 /// many are good. `Constants` of `kernels/gap.cu`, `tile.cu` and `float.cu` have the same numbers;
 /// a test compares these and all structures that both sides have.
-const DEMANDS: [[u32; 3]; KERNELS] = [
+pub(super) const DEMANDS: [[u32; 3]; KERNELS] = [
     [1984, 16, 16],
     [3904, 16, 16],
     [7744, 12, 12],

@@ -6,7 +6,7 @@ use crate::constants::{ARRAY_ALIGNMENT, SECTION_ALIGNMENT, align};
 use crate::{Block, Encoding, Model, Result, Tensor, encoding::tile::TileSizes, format::Coded};
 
 /// Most columns of a matrix that is loaded fast: a strip with more might not fit a slot.
-const MOST_FAST_COLUMNS: u64 = 1 << 16;
+const MAX_LOADED_COLUMNS: u64 = 1 << 16;
 
 /// The index of a shard, and of a section, tensor or array in its directory. The compiler takes
 /// these for one type.
@@ -155,7 +155,7 @@ fn fast_sizes(tensor: &Tensor<'_>) -> Result<Option<TileSizes>> {
     let geometry = sizes.geometry();
     let is_matrix = sizes.split().is_bf16()
         && geometry.is_matrix_of(&tensor.shape())
-        && geometry.columns() <= MOST_FAST_COLUMNS
+        && geometry.columns() <= MAX_LOADED_COLUMNS
         && u32::try_from(geometry.elements()).is_ok();
     Ok(is_matrix.then_some(sizes))
 }

@@ -17,7 +17,7 @@ use crate::open::Rect;
 use crate::{Error, Model, Result, Tensor, format::Coded, huffman};
 
 /// Longest rows of which columns are copied at once, in bytes: the driver takes no longer pitch.
-const MOST_PITCH: u64 = i32::MAX as u64;
+const MAX_PITCH: u64 = i32::MAX as u64;
 
 /// Device addresses of sections, arrays and decode tables on one GPU.
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ impl Stored {
                 rect.is_run() || sizes.is_some_and(|sizes| has_rows_of(sizes, rect.width))
             }
             Self::Raw(_) | Self::Decoded(_) | Self::Empty => {
-                rect.is_run() || rect.width <= MOST_PITCH
+                rect.is_run() || rect.width <= MAX_PITCH
             }
         }
     }

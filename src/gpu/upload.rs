@@ -123,13 +123,7 @@ pub(super) unsafe fn upload(
 /// one.
 pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     let join = |thread: ScopedJoinHandle<'_, Result<()>>| thread.join().expect("it does not panic");
-    first_cause(threads.into_iter().map(join))
-}
-
-fn first_cause(results: impl Iterator<Item = Result<()>>) -> Result<()> {
-    let mut failures: Vec<Error> = results.filter_map(Result::err).collect();
-    failures.sort_by_key(|error| matches!(error, Error::Cancelled));
-    failures.into_iter().next().map_or(Ok(()), Err)
+    parallel::first_cause(threads.into_iter().map(join)).map(drop)
 }
 
 pub(super) type Ring = [Pinned; BUFFERS];
@@ -200,8 +194,8 @@ impl Model {
 mod tests {
     use std::path::PathBuf;
 
-    use super::{Delivery, Origin, PIECE_BYTES, first_cause, pieces};
-    use crate::{Error, OpenOptions};
+    use super::{Delivery, Origin, PIECE_BYTES, pieces};
+    use crate::OpenOptions;
 
     #[test]
     fn pieces_cover_sections_at_chunks() {
@@ -226,18 +220,5 @@ mod tests {
         for (end, section) in ends.iter().zip(&shard.directory().sections) {
             assert_eq!(*end, section.length.get());
         }
-    }
-
-    #[test]
-    fn the_cause_is_reported_and_not_its_consequences() {
-        let results = [
-            Ok(()),
-            Err(Error::Cancelled),
-            Err(Error::corrupt("x", 0, "y")),
-            Err(Error::Cancelled),
-        ];
-        assert!(matches!(first_cause(results.into_iter()), Err(Error::Corrupt { .. })));
-        assert!(first_cause([Ok(()), Ok(())].into_iter()).is_ok());
-        assert!(matches!(first_cause([Err(Error::Cancelled)].into_iter()), Err(Error::Cancelled)));
     }
 }

@@ -8,14 +8,14 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use blake3::{Hash, Hasher};
+use blake3::Hash;
 
 use super::{
     decoder::{PreparedTensor, TensorReader},
     model::Model,
     opening::is_compressed,
     options::OpenOptions,
-    original::hash,
+    original::hash_tensor,
     recorded::{NoBase, RecordedBase},
     shard::{FindBase, Shard},
     tensor::{Encoding, Tensor},
@@ -24,15 +24,12 @@ use crate::{
     Dtype, Result,
     encoding::stored::ReadBase,
     format::records::ENCODING_DELTA,
-    parallel,
     paths::shown,
     source::{Source, SourceTensor, WeightsFile, hub_cache::locate},
 };
 
 /// The most models of which each is the base of the one before.
 const MAX_DEPTH: usize = 4;
-/// Bytes of a tensor that are read and hashed at a time.
-const HASHED_BYTES: u64 = 4 << 20;
 
 /// An open base.
 #[derive(Debug)]
@@ -165,13 +162,8 @@ impl<'b> BaseTensor<'b> {
             return Ok(hash);
         }
         let Self::File(file, tensor, known) = self else { unreachable!("others are known") };
-        let (mut hasher, mut bytes) = (Hasher::new(), Vec::new());
-        for part in parallel::cut(0..tensor.length, HASHED_BYTES, 1) {
-            bytes.resize((part.end - part.start) as usize, 0);
-            file.read_exact_at(tensor.offset + part.start, &mut bytes)?;
-            hash(&mut hasher, &bytes);
-        }
-        Ok(*known.get_or_init(|| hasher.finalize()))
+        let hash = hash_tensor(file, tensor)?;
+        Ok(*known.get_or_init(|| hash))
     }
 
     /// Prepares it for reading.

@@ -54,15 +54,6 @@ pub(super) struct ChunkKey<'a> {
     pub(super) checksum: u32,
 }
 
-/// Work that fills a cache ahead of reads.
-pub(super) trait FillAhead: Send + Sync {
-    /// Whether all of these chunks are among those that it brings.
-    fn covers(&self, chunks: &[usize]) -> bool;
-
-    /// Notes that a chunk is read now.
-    fn move_to(&self, chunk: usize);
-}
-
 /// A folder of chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CacheFolder {

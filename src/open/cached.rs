@@ -1,8 +1,16 @@
 //! Reading through the cache of chunks, and whole containers.
 
-use std::{any::Any, ops::Range};
+use std::{
+    any::Any,
+    ops::Range,
+    sync::{Arc, Weak},
+};
 
-use super::{cache::ChunkKey, shard::Shard};
+use super::{
+    cache::{Cache, ChunkKey},
+    filling::{CachedContainer, Filling, LotChunk},
+    shard::Shard,
+};
 use crate::{
     Error, Result, constants::CHECKSUM_CHUNK_BYTES, io::ReadAt, parallel, store::memory_of,
 };
@@ -52,6 +60,44 @@ impl Shard {
         }
     }
 
+    /// Fills the cache with what it lacks of these ranges, in this order, while they are read.
+    /// None if somebody does already.
+    fn fill(
+        &self,
+        cache: &Arc<Cache>,
+        ranges: &[Range<u64>],
+    ) -> Option<Box<dyn Any + Send + Sync>> {
+        let chunks: Vec<usize> = ranges.iter().flat_map(|range| self.chunks_of(range)).collect();
+        let mut fillers = parallel::lock(&self.fillers);
+        fillers.retain(|filler| filler.strong_count() > 0);
+        let mut others = fillers.iter().filter_map(Weak::upgrade);
+        if chunks.is_empty() || others.any(|filler| filler.covers(&chunks)) {
+            return None;
+        }
+        let (directory, record) = (self.directory(), &self.directory().shard);
+        let container = CachedContainer {
+            cache: Arc::clone(cache),
+            kept: Arc::clone(&self.kept),
+            reader: Arc::clone(&self.reader),
+            name: self.path().to_owned(),
+            identity: record.identity,
+            shard: record.shard_index.get(),
+        };
+        let chunk = |number: usize| {
+            let checksum = directory.checksums[number].get();
+            LotChunk { number, range: self.chunks[number].clone(), checksum }
+        };
+        let filling = Filling::start(container, chunks.into_iter().map(chunk));
+        fillers.push(Arc::downgrade(&filling.0));
+        Some(Box::new(filling))
+    }
+
+    /// Tells fillers which chunk is read now.
+    pub(super) fn tell_fillers(&self, chunk: usize) {
+        let fillers = parallel::lock(&self.fillers);
+        fillers.iter().filter_map(Weak::upgrade).for_each(|filler| filler.move_to(chunk));
+    }
+
     /// The places of arrays that are wanted before long ones: loaders read codebooks, records and
     /// small tensors when they plan.
     fn small_arrays(&self) -> Vec<Range<u64>> {
@@ -95,9 +141,7 @@ impl Shard {
         let rest = bytes.len() as u64..end;
         parallel::cut(rest, WHOLE_PART_BYTES, CHECKSUM_CHUNK_BYTES).try_for_each(|part| {
             bytes.resize(part.end as usize, 0);
-            self.reader
-                .read_exact_at(part.start, &mut bytes[part.start as usize..])
-                .map_err(|error| Error::io("reading", self.path(), error))
+            self.read_into(part.start, &mut bytes[part.start as usize..])
         })
     }
 }

@@ -12,7 +12,7 @@ use std::{
     ops::Range,
     path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex, PoisonError, Weak,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -20,9 +20,8 @@ use std::{
 };
 
 use super::{
-    cache::{Cache, ChunkKey, FillAhead, LOT_CHUNKS},
+    cache::{Cache, ChunkKey, LOT_CHUNKS},
     kept::KeptChunks,
-    shard::Shard,
 };
 use crate::{io::ReadAt, parallel, store::end_waits_with};
 
@@ -33,14 +32,19 @@ const GAP_BYTES: u64 = 64 << 10;
 /// How long a thread waits before it looks whether it is still wanted.
 const TICK: Duration = Duration::from_millis(100);
 
+/// A container whose chunks go to a cache.
+pub(super) struct CachedContainer {
+    pub(super) cache: Arc<Cache>,
+    pub(super) kept: Arc<KeptChunks>,
+    pub(super) reader: Arc<dyn ReadAt>,
+    pub(super) name: PathBuf,
+    pub(super) identity: [u8; 32],
+    pub(super) shard: u64,
+}
+
 /// Chunks of one container that will be read, in lots.
 pub(super) struct Filler {
-    cache: Arc<Cache>,
-    kept: Arc<KeptChunks>,
-    reader: Arc<dyn ReadAt>,
-    name: PathBuf,
-    identity: [u8; 32],
-    shard: u64,
+    of: CachedContainer,
     lots: Vec<Vec<LotChunk>>,
     /// The lot of each chunk.
     lot_of: HashMap<usize, usize>,
@@ -49,10 +53,10 @@ pub(super) struct Filler {
     is_over: Arc<AtomicBool>,
 }
 
-struct LotChunk {
-    number: usize,
-    range: Range<u64>,
-    checksum: u32,
+pub(super) struct LotChunk {
+    pub(super) number: usize,
+    pub(super) range: Range<u64>,
+    pub(super) checksum: u32,
 }
 
 #[derive(Default)]
@@ -63,7 +67,7 @@ struct FillerState {
 }
 
 /// A filler that works until this is dropped.
-struct Filling(Arc<Filler>);
+pub(super) struct Filling(pub(super) Arc<Filler>);
 
 impl Drop for Filling {
     fn drop(&mut self) {
@@ -72,46 +76,28 @@ impl Drop for Filling {
     }
 }
 
-impl Shard {
-    /// Fills the cache with what it lacks of these ranges, in this order, while they are read.
-    /// None if somebody does already.
-    pub(super) fn fill(
-        &self,
-        cache: &Arc<Cache>,
-        ranges: &[Range<u64>],
-    ) -> Option<Box<dyn std::any::Any + Send + Sync>> {
-        let chunks: Vec<usize> = ranges.iter().flat_map(|range| self.chunks_of(range)).collect();
-        let mut fillers = parallel::lock(&self.fillers);
-        fillers.retain(|filler| filler.strong_count() > 0);
-        let mut others = fillers.iter().filter_map(Weak::upgrade);
-        if chunks.is_empty() || others.any(|filler| filler.covers(&chunks)) {
-            return None;
-        }
-        let filler = Arc::new(Filler::new(self, cache, &chunks));
-        let weak = Arc::downgrade(&filler);
-        fillers.push(weak);
+impl Filling {
+    /// Begins to fill the cache with what it lacks of these chunks, in this order.
+    pub(super) fn start(of: CachedContainer, chunks: impl Iterator<Item = LotChunk>) -> Self {
+        let filler = Arc::new(Filler::new(of, chunks));
         for _ in 0..AHEAD.min(filler.lots.len()) {
             let filler = Arc::clone(&filler);
             let work = move || end_waits_with(&filler.is_over, || filler.work());
             // Without threads chunks are fetched when they are read.
             let _ = thread::Builder::new().name("df11-cache".to_owned()).spawn(work);
         }
-        Some(Box::new(Filling(filler)))
-    }
-
-    /// Tells fillers which chunk is read now.
-    pub(super) fn tell_fillers(&self, chunk: usize) {
-        let fillers = parallel::lock(&self.fillers);
-        fillers.iter().filter_map(Weak::upgrade).for_each(|filler| filler.move_to(chunk));
+        Self(filler)
     }
 }
 
-impl FillAhead for Filler {
-    fn covers(&self, chunks: &[usize]) -> bool {
+impl Filler {
+    /// Whether all of these chunks are among those that it brings.
+    pub(super) fn covers(&self, chunks: &[usize]) -> bool {
         chunks.iter().all(|chunk| self.lot_of.contains_key(chunk))
     }
 
-    fn move_to(&self, chunk: usize) {
+    /// Notes that a chunk is read now.
+    pub(super) fn move_to(&self, chunk: usize) {
         let Some(&lot) = self.lot_of.get(&chunk) else { return };
         let mut state = parallel::lock(&self.state);
         // A lot far ahead is read by itself: whoever comes to it in order has it filled.
@@ -120,13 +106,12 @@ impl FillAhead for Filler {
             self.changed.notify_all();
         }
     }
-}
 
-impl Filler {
-    fn new(shard: &Shard, cache: &Arc<Cache>, chunks: &[usize]) -> Self {
+    fn new(of: CachedContainer, chunks: impl Iterator<Item = LotChunk>) -> Self {
         let (mut lots, mut lot_of) = (Vec::<Vec<LotChunk>>::new(), HashMap::new());
-        let (directory, mut before) = (shard.directory(), None);
-        for &number in chunks {
+        let mut before = None;
+        for chunk in chunks {
+            let number = chunk.number;
             if lot_of.contains_key(&number) {
                 continue;
             }
@@ -134,24 +119,10 @@ impl Filler {
                 lots.push(Vec::new());
             }
             lot_of.insert(number, lots.len() - 1);
-            let checksum = directory.checksums[number].get();
-            let range = shard.chunks[number].clone();
-            lots.last_mut().expect("one was pushed").push(LotChunk { number, range, checksum });
+            lots.last_mut().expect("one was pushed").push(chunk);
         }
-        let record = &directory.shard;
-        Self {
-            cache: Arc::clone(cache),
-            kept: Arc::clone(&shard.kept),
-            reader: Arc::clone(&shard.reader),
-            name: shard.path().to_owned(),
-            identity: record.identity,
-            shard: record.shard_index.get(),
-            lots,
-            lot_of,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            is_over: Arc::default(),
-        }
+        let (state, changed, is_over) = Default::default();
+        Self { of, lots, lot_of, state, changed, is_over }
     }
 
     /// Fills lots until all are. A fault ends it: then reads meet the same one, and tell it.
@@ -175,9 +146,9 @@ impl Filler {
 
     fn key(&self, chunk: &LotChunk) -> ChunkKey<'_> {
         ChunkKey {
-            identity: &self.identity,
-            name: &self.name,
-            shard: self.shard,
+            identity: &self.of.identity,
+            name: &self.of.name,
+            shard: self.of.shard,
             chunk: chunk.number,
             checksum: chunk.checksum,
         }
@@ -185,9 +156,9 @@ impl Filler {
 
     /// Fetches the chunks of a lot that the cache lacks. Whether it has them now.
     fn fill(&self, lot: &[LotChunk]) -> io::Result<bool> {
-        let missing = || lot.iter().filter(|chunk| !self.cache.has(&self.key(chunk)));
+        let missing = || lot.iter().filter(|chunk| !self.of.cache.has(&self.key(chunk)));
         let Some(first) = missing().next() else { return Ok(true) };
-        let _claim = self.cache.claim(&self.key(first))?;
+        let _claim = self.of.cache.claim(&self.key(first))?;
         let missing: Vec<&LotChunk> = missing().collect();
         let is_near = |a: &&LotChunk, b: &&LotChunk| {
             b.range.start.checked_sub(a.range.end).is_some_and(|gap| gap <= GAP_BYTES)
@@ -195,7 +166,7 @@ impl Filler {
         for some in missing.chunk_by(is_near) {
             let (start, end) = (some[0].range.start, some[some.len() - 1].range.end);
             let mut bytes = vec![0; (end - start) as usize];
-            self.reader.read_exact_at(start, &mut bytes)?;
+            self.of.reader.read_exact_at(start, &mut bytes)?;
             for chunk in some {
                 let place =
                     (chunk.range.start - start) as usize..(chunk.range.end - start) as usize;
@@ -204,15 +175,15 @@ impl Filler {
                 }
             }
         }
-        Ok(missing.last().is_none_or(|last| self.cache.has(&self.key(last))))
+        Ok(missing.last().is_none_or(|last| self.of.cache.has(&self.key(last))))
     }
 
     /// Keeps a chunk, if it is right.
     fn keep(&self, chunk: &LotChunk, bytes: &[u8]) -> bool {
         let is_right = crc32fast::hash(bytes) == chunk.checksum;
         if is_right {
-            self.cache.add(&self.key(chunk), bytes);
-            self.kept.add(&self.name, chunk.number, &Arc::new(bytes.to_vec()));
+            self.of.cache.add(&self.key(chunk), bytes);
+            self.of.kept.add(&self.of.name, chunk.number, &Arc::new(bytes.to_vec()));
         }
         is_right
     }

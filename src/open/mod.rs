@@ -10,7 +10,6 @@ mod cache;
 mod cached;
 mod chunks;
 mod decoder;
-mod far;
 #[cfg(feature = "remote")]
 mod far_folder;
 #[cfg(feature = "remote")]

@@ -124,40 +124,18 @@ impl OpenOptions {
             return Ok(Models::alone(self.open(root)?));
         }
         let rest = Model::new(vec![self.shard(&list)?], Some(root.to_owned()))?;
-        let listed = listed_components(rest.shards()[0].directory())
-            .map_err(|error| error.in_file(&list))?
-            .ok_or_else(|| {
-                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
-            })?;
-        let (mut components, mut missing) = (Vec::new(), Vec::new());
-        for (folder, identity) in &listed {
+        Models::of_pipeline(rest, |folder| {
             let place = root.join(folder);
-            if !place.is_dir() || containers(&place)?.is_empty() {
-                missing.push(folder.clone());
-                continue;
-            }
-            let model = self.open(&place)?;
-            if model.identity().to_hex().as_str() != identity {
-                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
-                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
-            }
-            components.push(Component::new(folder, model));
-        }
-        components.push(Component::new("", rest.beside(listed.into_keys())));
-        Ok(Models { components, missing })
+            let is_there = place.is_dir() && !containers(&place)?.is_empty();
+            is_there.then(|| self.open(&place)).transpose()
+        })
     }
 
-    /// The shards of a folder's model: the containers that lie directly in it if they are all of a
-    /// model's, or else those in its subfolders too.
+    /// The shards of a folder's model.
     fn shards(&self, folder: &Path) -> Result<Vec<Shard>> {
-        let (own, below): (Vec<_>, Vec<_>) =
-            containers(folder)?.into_iter().partition(|path| path.parent() == Some(folder));
-        let mut shards: Vec<_> = own.iter().map(|path| self.shard(path)).collect::<Result<_>>()?;
-        let count = |shard: &Shard| shard.directory().shard.shard_count.get();
-        if shards.first().is_none_or(|first| count(first) > shards.len() as u64) {
-            let below = below.iter().map(|path| self.shard(path));
-            shards.extend(below.collect::<Result<Vec<_>>>()?);
-        }
+        let open = |paths: &[PathBuf]| paths.iter().map(|path| self.shard(path)).collect();
+        let is_own = |path: &PathBuf| path.parent() == Some(folder);
+        let shards = shards_of(containers(folder)?, is_own, open)?;
         Error::unless(!shards.is_empty(), || {
             let problem = format!("{} holds no .df11 file", folder.display());
             Error::parameter(problem, "name a container, or compress a model first")
@@ -178,6 +156,22 @@ impl OpenOptions {
         }
         Ok(shard)
     }
+}
+
+/// Opens the containers of a folder: those that lie directly in it if they are all of a model's, or
+/// else those in its subfolders too.
+pub(super) fn shards_of<P>(
+    paths: Vec<P>,
+    is_own: impl Fn(&P) -> bool,
+    open: impl Fn(&[P]) -> Result<Vec<Shard>>,
+) -> Result<Vec<Shard>> {
+    let (own, below): (Vec<_>, Vec<_>) = paths.into_iter().partition(is_own);
+    let mut shards = open(&own)?;
+    let count = |shard: &Shard| shard.directory().shard.shard_count.get();
+    if shards.first().is_none_or(|first| count(first) > shards.len() as u64) {
+        shards.extend(open(&below)?);
+    }
+    Ok(shards)
 }
 
 /// Refuses containers of another model, such as a trainer's checkpoint in a subfolder, which are
@@ -341,9 +335,32 @@ impl Models {
         Self { components: vec![Component::new("", model)], missing: Vec::new() }
     }
 
-    #[cfg(feature = "remote")]
-    pub(super) fn new(components: Vec<Component<Model>>, missing: Vec<String>) -> Self {
-        Self { components, missing }
+    /// The components that the container of a pipeline lists, and `rest`, the model of that
+    /// container. `open` opens the model of a folder; `None` if there is none.
+    pub(super) fn of_pipeline(
+        rest: Model,
+        open: impl Fn(&str) -> Result<Option<Model>>,
+    ) -> Result<Self> {
+        let list = &rest.shards()[0];
+        let in_list = |error: Error| error.in_file(list.path());
+        let listed = listed_components(list.directory())
+            .map_err(in_list)?
+            .ok_or_else(|| in_list(Error::corrupt("metadata", 0, "no components are listed")))?;
+        let (mut components, mut missing) = (Vec::new(), Vec::new());
+        for (folder, identity) in &listed {
+            let Some(model) = open(folder)? else {
+                missing.push(folder.clone());
+                continue;
+            };
+            if model.identity().to_hex().as_str() != identity {
+                let place = model.root().unwrap_or_default();
+                let problem = format!("{} is another model than {PIPELINE} lists", place.display());
+                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
+            }
+            components.push(Component::new(folder, model));
+        }
+        components.push(Component::new("", rest.beside(listed.into_keys())));
+        Ok(Self { components, missing })
     }
 
     /// The components that exist, ascending by folder, and the files that belong to none of them;

@@ -16,7 +16,7 @@ use crate::{
     constants::CHECKSUM_CHUNK_BYTES,
     format::records::{ArrayRecord, FILE_BESIDE, FILE_WEIGHTS, FileRecord, TensorRecord},
     parallel,
-    source::{HeaderTensor, WeightsFile, read_header},
+    source::{HeaderTensor, SourceTensor, WeightsFile, read_header},
 };
 
 /// A file that a model was made of. Cheap to copy.
@@ -286,6 +286,17 @@ fn check_cover(file: OriginalFile<'_>, places: impl Iterator<Item = (u64, u64)>)
         position += length;
     }
     Ok(())
+}
+
+/// The hash of a tensor of a safetensors file, of which it reads 4 MiB at a time.
+pub(super) fn hash_tensor(file: &WeightsFile, tensor: &SourceTensor) -> Result<blake3::Hash> {
+    let (mut hasher, mut bytes) = (blake3::Hasher::new(), Vec::new());
+    for part in parallel::cut(0..tensor.length, 4 << 20, 1) {
+        bytes.resize((part.end - part.start) as usize, 0);
+        file.read_exact_at(tensor.offset + part.start, &mut bytes)?;
+        hash(&mut hasher, &bytes);
+    }
+    Ok(hasher.finalize())
 }
 
 /// Hashes bytes on all threads of the pool.

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use rayon::prelude::*;
 
 use super::shard::{ReadChunk, Shard};
-use crate::{Error, Result, constants::ARRAY_ALIGNMENT, io::ReadAt, parallel};
+use crate::{Result, constants::ARRAY_ALIGNMENT, io::ReadAt, parallel};
 
 /// Bytes in memory, and what keeps them there.
 type SectionView<'s> = (&'s [u8], Arc<dyn ReadAt>);
@@ -67,9 +67,7 @@ impl Shard {
             for (at, part) in
                 (now.start..).step_by(CACHED_BYTES).zip(bytes.chunks_mut(CACHED_BYTES))
             {
-                self.reader
-                    .read_exact_at(at, part)
-                    .map_err(|error| Error::io("reading", &self.path, error))?;
+                self.read_into(at, part)?;
                 let part_counts = overlap(&counts, &(at..at + part.len() as u64));
                 if !part_counts.is_empty() {
                     let (from, to) = (part_counts.start - at, part_counts.end - at);
@@ -135,7 +133,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{OpenOptions, constants::CHECKSUM_CHUNK_BYTES};
+    use crate::{Error, OpenOptions, constants::CHECKSUM_CHUNK_BYTES};
     use std::path::PathBuf;
 
     /// Reads all arrays of all sections in parts of this many bytes, the last ones first; each part

@@ -1,7 +1,6 @@
 //! Opens names of object stores, HTTP servers and the Hub.
 
 use std::{
-    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -13,14 +12,14 @@ use super::{
     cache::{Cache, CacheFolder},
     far_folder::FarFolder,
     model::Model,
-    opening::{Models, listed_components},
+    opening::{Models, shards_of},
     options::OpenOptions,
     shard::Shard,
 };
 use crate::{
-    Error, Result,
+    Error, Result, parallel,
     paths::{PIPELINE, is_safetensors},
-    source::{Component, MAX_SIDE_BYTES},
+    source::MAX_SIDE_BYTES,
     store::{Place, end_waits_with},
 };
 
@@ -45,55 +44,20 @@ impl OpenOptions {
             return Ok(Models::alone(self.far_model(place, &paths)?));
         }
         let rest = Model::new(self.far_shards(&place, &[PIPELINE])?, None)?;
-        let list = PathBuf::from(place.name_of(PIPELINE));
-        let listed = listed_components(rest.shards()[0].directory())
-            .map_err(|error| error.in_file(&list))?
-            .ok_or_else(|| {
-                Error::corrupt("metadata", 0, "no components are listed").in_file(&list)
-            })?;
-        let (mut components, missing) = self.far_components(&place, &listed, &paths)?;
-        let rest = rest.beside(listed.into_keys()).in_far_folder(FarFolder::new(place));
-        components.push(Component::new("", rest));
-        Ok(Models::new(components, missing))
+        let rest = rest.in_far_folder(FarFolder::new(place.clone()));
+        Models::of_pipeline(rest, |folder| {
+            let below =
+                |path: &String| path.strip_prefix(folder)?.strip_prefix('/').map(str::to_owned);
+            let own: Vec<String> = paths.iter().filter_map(below).collect();
+            (!own.is_empty()).then(|| self.far_model(place.within(folder), &own)).transpose()
+        })
     }
 
-    /// The components that are there, and the folders of those that are not.
-    fn far_components(
-        &self,
-        place: &Place,
-        listed: &BTreeMap<String, String>,
-        paths: &[String],
-    ) -> Result<(Vec<Component<Model>>, Vec<String>)> {
-        let (mut components, mut missing) = (Vec::new(), Vec::new());
-        for (folder, identity) in listed {
-            let prefix = format!("{folder}/");
-            let own = paths.iter().filter_map(|path| path.strip_prefix(&prefix));
-            let own: Vec<String> = own.map(str::to_owned).collect();
-            if own.is_empty() {
-                missing.push(folder.clone());
-                continue;
-            }
-            let model = self.far_model(place.within(folder), &own)?;
-            if model.identity().to_hex().as_str() != identity {
-                let name = place.name_of(folder);
-                let problem = format!("{name} is another model than {PIPELINE} lists");
-                return Err(Error::parameter(problem, "fetch the whole pipeline again"));
-            }
-            components.push(Component::new(folder, model));
-        }
-        Ok((components, missing))
-    }
-
-    /// The model of a folder: the containers that lie directly in it if they are all of a model's,
-    /// or else those in its subfolders too.
+    /// The model of a folder.
     fn far_model(&self, place: Place, paths: &[String]) -> Result<Model> {
-        let (own, below): (Vec<&str>, Vec<&str>) =
-            paths.iter().map(String::as_str).partition(|path| !path.contains('/'));
-        let mut shards = self.far_shards(&place, &own)?;
-        let count = |shard: &Shard| shard.directory().shard.shard_count.get();
-        if shards.first().is_none_or(|first| count(first) > shards.len() as u64) {
-            shards.extend(self.far_shards(&place, &below)?);
-        }
+        let paths = paths.iter().map(String::as_str).collect();
+        let is_own = |path: &&str| !path.contains('/');
+        let shards = shards_of(paths, is_own, |paths| self.far_shards(&place, paths))?;
         Ok(Model::new(shards, None)?.in_far_folder(FarFolder::new(place)))
     }
 
@@ -161,10 +125,7 @@ fn at_once<T: Sync>(some: &[T], open: impl Fn(&T) -> Result<Shard> + Sync) -> Re
         let threads: Vec<_> = some.iter().map(|each| scope.spawn(|| open(each))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
-    let is_cause =
-        |opened: &Result<Shard>| matches!(opened, Err(error) if !matches!(error, Error::Cancelled));
-    let (causes, others): (Vec<_>, Vec<_>) = opened.into_iter().partition(is_cause);
-    causes.into_iter().chain(others).collect()
+    parallel::first_cause(opened)
 }
 
 /// The same, with advice for a container that is damaged.

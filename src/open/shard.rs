@@ -12,9 +12,9 @@ use std::{
     sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
 };
 
-#[cfg(feature = "remote")]
-use super::cache::{Cache, FillAhead};
 use super::kept::KeptChunks;
+#[cfg(feature = "remote")]
+use super::{cache::Cache, filling::Filler};
 use crate::{
     Error, Result,
     constants::{CHECKSUM_CHUNK_BYTES, HEAD_BYTES, HEADER_BYTES},
@@ -51,7 +51,7 @@ pub struct Shard {
     pub(super) cache: Option<Arc<Cache>>,
     /// Work that fills it with chunks of this container.
     #[cfg(feature = "remote")]
-    pub(super) fillers: Mutex<Vec<Weak<dyn FillAhead>>>,
+    pub(super) fillers: Mutex<Vec<Weak<Filler>>>,
     /// Parts read so far, by the index of their chunk, of chunks that are read in parts.
     #[cfg(feature = "cudarc")]
     pub(super) parts: Mutex<HashMap<usize, Vec<ReadChunk>>>,
@@ -161,9 +161,7 @@ impl Shard {
         let mut bytes = Vec::new();
         parallel::cut(0..self.file_length(), CHECKSUM_CHUNK_BYTES, 1).try_for_each(|part| {
             bytes.resize((part.end - part.start) as usize, 0);
-            self.reader
-                .read_exact_at(part.start, &mut bytes)
-                .map_err(|error| Error::io("reading", &self.path, error))?;
+            self.read_into(part.start, &mut bytes)?;
             take(&bytes)
         })
     }
@@ -230,6 +228,12 @@ impl Shard {
                 .remedied("the container is damaged, fetch or make it again")
                 .in_file(&self.path)
         })
+    }
+
+    /// Reads bytes of the container from a place on. Nothing is checked.
+    pub(super) fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let read = self.reader.read_exact_at(at, out);
+        read.map_err(|error| Error::io("reading", &self.path, error))
     }
 
     /// Bytes of the container. Nothing is checked.
@@ -324,9 +328,7 @@ impl Shard {
         if scratch.len() < length {
             scratch.resize(length, 0);
         }
-        self.reader
-            .read_exact_at(wide.start, &mut scratch[..length])
-            .map_err(|error| Error::io("reading", &self.path, error))?;
+        self.read_into(wide.start, &mut scratch[..length])?;
         for &chunk in &unchecked {
             self.accept_checksum(chunk, crc32fast::hash(&scratch[part(&self.chunks[chunk])]))?;
         }

@@ -17,11 +17,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::task::AbortHandle;
 
 use super::{
     batches::{QueuePiece, plan},
-    fetch::{ObjectSource, Version, ended_early},
+    fetch::{PinnedObject, ended_early},
     interrupt,
 };
 use crate::{error::io_remedied, parallel};
@@ -78,15 +78,8 @@ pub(super) struct AheadQueue {
     most_ahead: usize,
     state: Mutex<QueueState>,
     changed: Condvar,
-    fetcher: Fetcher,
-}
-
-/// Fetches pieces.
-pub(super) struct Fetcher {
-    pub(super) source: ObjectSource,
-    pub(super) version: Version,
-    pub(super) handle: &'static Handle,
-    pub(super) queues: Arc<Queues>,
+    object: PinnedObject,
+    queues: Arc<Queues>,
 }
 
 #[derive(Default)]
@@ -112,14 +105,18 @@ enum PieceBytes {
 
 impl AheadQueue {
     /// Plans to read these ranges in this order. Nothing is fetched before the first is read.
-    pub(super) fn new(fetcher: Fetcher, ranges: &[Range<u64>]) -> Arc<Self> {
+    pub(super) fn new(
+        object: PinnedObject,
+        queues: Arc<Queues>,
+        ranges: &[Range<u64>],
+    ) -> Arc<Self> {
         let least = BATCH_BYTES.max(THREAD_BYTES * rayon::current_num_threads() as u64);
         let (pieces, batches) = plan(ranges, least);
         let mut state = QueueState::default();
         state.bytes.resize_with(pieces.len(), PieceBytes::default);
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let most_ahead = AHEAD.max((AHEAD_BYTES / least) as usize);
-        Arc::new(Self { pieces, batches, most_ahead, state, changed, fetcher })
+        Arc::new(Self { pieces, batches, most_ahead, state, changed, object, queues })
     }
 
     /// Copies what a piece has from this offset on, and waits for it: the number of bytes. None if
@@ -131,7 +128,7 @@ impl AheadQueue {
         if offset >= range.end {
             return None;
         }
-        self.fetcher.queues.put_first(self);
+        self.queues.put_first(self);
         let mut state = parallel::lock(&self.state);
         self.move_to(*batch, &mut state);
         if matches!(state.bytes[index], PieceBytes::Coming) && AHEAD + state.more < self.most_ahead
@@ -202,14 +199,10 @@ impl AheadQueue {
 
     fn begin(self: &Arc<Self>, index: usize, state: &mut QueueState) {
         state.bytes[index] = PieceBytes::Coming;
-        let Fetcher { source, version, handle, .. } = &self.fetcher;
-        let (source, version) = (source.clone(), version.clone());
-        let range = self.pieces[index].range.clone();
+        let (object, range) = (self.object.clone(), self.pieces[index].range.clone());
         let coming = ComingPiece { to: Arc::downgrade(self), index };
-        let task = handle.spawn(async move {
-            let found = source.fetch(range, Some(&version)).await;
-            coming.take(found.map(|(bytes, _)| bytes));
-        });
+        let fetch = async move { coming.take(object.fetch(range).await) };
+        let task = self.object.handle.spawn(fetch);
         state.tasks.retain(|task| !task.is_finished());
         state.tasks.push(task.abort_handle());
     }
@@ -253,13 +246,8 @@ impl Drop for AheadQueue {
 mod tests {
     use std::{sync::mpsc, thread, time::Duration};
 
-    use object_store::{
-        GetOptions, ObjectStore as _, ObjectStoreExt as _, memory::InMemory, path::Path,
-    };
-    use tokio::sync::Semaphore;
-
     use super::*;
-    use crate::store::{Patience, object::wait, runtime};
+    use crate::store::fetch::tests::stored;
 
     /// Ten batches of one byte each, and as many requests at once.
     fn ten_batches(requests: usize) -> Arc<AheadQueue> {
@@ -267,16 +255,6 @@ mod tests {
     }
 
     fn batches_among(queues: &Arc<Queues>, requests: usize) -> Arc<AheadQueue> {
-        let (store, path) = (Arc::new(InMemory::new()), Path::from("x"));
-        let handle = runtime::handle().unwrap();
-        let (requests, patience) = (Arc::new(Semaphore::new(requests)), Patience::DEFAULT);
-        let source = ObjectSource { store: store.clone(), path: path.clone(), patience, requests };
-        let put_and_ask = async move {
-            store.put(&path, b"0123456789".as_slice().into()).await.map_err(io::Error::other)?;
-            let found = store.get_opts(&path, GetOptions::new()).await;
-            Ok(Version::of(&found.map_err(io::Error::other)?))
-        };
-        let version = wait(handle, put_and_ask).unwrap();
         let pieces = (0..10).map(|at| QueuePiece { range: at..at + 1, batch: at as usize });
         let mut state = QueueState::default();
         state.bytes.resize_with(10, PieceBytes::default);
@@ -286,7 +264,8 @@ mod tests {
             most_ahead: AHEAD + 1,
             state: Mutex::new(state),
             changed: Condvar::new(),
-            fetcher: Fetcher { source, version, handle, queues: Arc::clone(queues) },
+            object: stored(b"0123456789".to_vec(), requests),
+            queues: Arc::clone(queues),
         })
     }
 
@@ -320,7 +299,7 @@ mod tests {
         while next() < AHEAD + 3 {
             thread::yield_now();
         }
-        queue.fetcher.source.requests.add_permits(10);
+        queue.object.source.requests.add_permits(10);
         assert_eq!(first.join().unwrap() + others.map(|read| read.join().unwrap()).len(), 3);
         assert_eq!(next(), AHEAD + 3);
     }

@@ -12,7 +12,7 @@ use std::{
     collections::VecDeque,
     io, mem,
     ops::Range,
-    process, ptr,
+    ptr,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
         RwLockWriteGuard, Weak,
@@ -21,11 +21,11 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use tokio::{runtime::Handle, task::AbortHandle};
+use tokio::task::AbortHandle;
 
 use super::{
     batches::plan_whole,
-    fetch::{MOST_REQUESTS, ObjectSource, Version, ended_early, forked, memory_of},
+    fetch::{MAX_REQUESTS, PinnedObject, ended_early, memory_of, read_exact},
     interrupt,
 };
 use crate::{error::io_remedied, io::ReadAt, parallel};
@@ -61,10 +61,7 @@ struct ArrivalFailure {
 struct Arriving {
     arrivals: Arc<Arrivals>,
     name: String,
-    source: ObjectSource,
-    version: Version,
-    handle: &'static Handle,
-    process: u32,
+    pinned: PinnedObject,
     /// Where its bytes will be.
     address: usize,
     pieces: Vec<Range<u64>>,
@@ -95,14 +92,15 @@ impl Arrivals {
     /// [`io::ErrorKind::OutOfMemory`].
     pub(super) fn begin(
         self: &Arc<Self>,
-        (source, version, handle): (ObjectSource, Version, &'static Handle),
+        pinned: PinnedObject,
         name: &str,
         first: &[Range<u64>],
     ) -> io::Result<ArrivingObject> {
         // By way of `Bytes` the empty vector becomes a `BytesMut` with its capacity.
-        let mut rest = BytesMut::from(Bytes::from(memory_of(version.size)?));
-        rest.reserve(version.size as usize);
-        let (pieces, wanted) = plan_whole(first, version.size);
+        let size = pinned.version.size;
+        let mut rest = BytesMut::from(Bytes::from(memory_of(size)?));
+        rest.reserve(size as usize);
+        let (pieces, wanted) = plan_whole(first, size);
         let address = rest.as_ptr() as usize;
         let parts = pieces.iter().map(|piece| {
             let next = rest.split_off((piece.end - piece.start) as usize);
@@ -112,10 +110,7 @@ impl Arrivals {
         let object = Arc::new(Arriving {
             arrivals: Arc::clone(self),
             name: name.to_owned(),
-            source,
-            version,
-            handle,
-            process: process::id(),
+            pinned,
             address,
             missing: AtomicUsize::new(parts.len()),
             pieces,
@@ -157,7 +152,7 @@ impl ArrivalState {
     /// Makes as many requests as there may be at once.
     fn start(&mut self) {
         self.tasks.retain(|(_, task)| !task.is_finished());
-        while self.under_way < MOST_REQUESTS && self.failure.is_none() {
+        while self.under_way < MAX_REQUESTS && self.failure.is_none() {
             let Some((object, index)) = self.wanted.pop_front().or_else(|| self.others.pop_front())
             else {
                 break;
@@ -168,7 +163,7 @@ impl ArrivalState {
                 unreachable!("a piece is fetched once")
             };
             drop(part);
-            let task = object.handle.spawn(object.fetch(index, room));
+            let task = object.pinned.handle.spawn(object.fetch(index, room));
             self.tasks.push((Arc::downgrade(&object), task.abort_handle()));
             self.under_way += 1;
         }
@@ -182,15 +177,14 @@ impl Arriving {
         index: usize,
         mut room: BytesMut,
     ) -> impl Future<Output = ()> + use<> {
-        let (source, version) = (self.source.clone(), self.version.clone());
-        let range = self.pieces[index].clone();
+        let (pinned, range) = (self.pinned.clone(), self.pieces[index].clone());
         let arrivals = Arc::clone(&self.arrivals);
         let request = Request { arrivals, object: Arc::downgrade(self), index, found: None };
         async move {
             let length = (range.end - range.start) as usize;
-            let fetched = source.fetch_into(range, Some(&version), &mut room).await;
+            let fetched = pinned.fetch_into(range, &mut room).await;
             let is_whole = room.len() == length;
-            let found = fetched.and_then(|_| is_whole.then_some(room).ok_or_else(ended_early));
+            let found = fetched.and_then(|()| is_whole.then_some(room).ok_or_else(ended_early));
             request.end(found);
         }
     }
@@ -218,7 +212,7 @@ impl Arriving {
     /// bytes.
     fn read(self: &Arc<Self>, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         if self.whole.get().is_none() {
-            self.check_process()?;
+            self.pinned.check_process()?;
         }
         let index = self.pieces.partition_point(|piece| piece.end <= offset);
         let piece = &self.pieces[index];
@@ -235,11 +229,6 @@ impl Arriving {
             }
             self.wait_for(index)?;
         }
-    }
-
-    /// Requests end with the process that made them.
-    fn check_process(&self) -> io::Result<()> {
-        if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
 
     /// Waits until a piece has arrived, and requests it next.
@@ -286,7 +275,7 @@ impl Drop for ArrivingObject {
     fn drop(&mut self) {
         let Self(object) = self;
         // In a process that was forked, a thread that is not there may hold the lock.
-        if object.whole.get().is_none() && object.check_process().is_ok() {
+        if object.whole.get().is_none() && object.pinned.check_process().is_ok() {
             let state = parallel::lock(&object.arrivals.state);
             let own = state.tasks.iter().filter(|(other, _)| object.is(other));
             own.for_each(|(_, task)| task.abort());
@@ -341,19 +330,11 @@ impl Drop for Request {
 
 impl ReadAt for ArrivingObject {
     fn size(&self) -> u64 {
-        self.0.version.size
+        self.0.pinned.version.size
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            done += self.0.read(offset + done as u64, &mut buf[done..])?;
-        }
-        Ok(())
+        read_exact(self.size(), offset, buf, |at, rest| self.0.read(at, rest))
     }
 
     fn view(&self, offset: u64, length: u64) -> Option<&[u8]> {
@@ -365,7 +346,7 @@ impl ReadAt for ArrivingObject {
         if object.whole.get().is_some() {
             return Ok(());
         }
-        object.check_process()?;
+        object.pinned.check_process()?;
         let state = parallel::lock(&object.arrivals.state);
         object.wait_while(|| object.whole.get().is_none(), state)
     }
@@ -385,49 +366,27 @@ fn write(part: &RwLock<ArrivingPart>) -> RwLockWriteGuard<'_, ArrivingPart> {
 
 #[cfg(test)]
 mod tests {
-    use object_store::{
-        GetOptions, ObjectStore as _, ObjectStoreExt as _, memory::InMemory, path::Path,
-    };
-    use tokio::sync::Semaphore;
-
     use super::*;
-    use crate::store::{
-        Patience, batches::SHORT_PIECE_BYTES as PIECE_BYTES, object::wait, runtime,
-    };
+    use crate::store::{batches::SHORT_PIECE_BYTES as PIECE_BYTES, fetch::tests::stored};
 
     const SIZE: usize = 2 * PIECE_BYTES as usize + 1001;
 
     /// An object of pseudo-random bytes in a store, and this many requests at once.
-    fn object(length: usize, requests: usize) -> (ObjectSource, Version, Vec<u8>) {
+    fn object(length: usize, requests: usize) -> (PinnedObject, Vec<u8>) {
         let mut bytes = vec![0; length];
         blake3::Hasher::new().finalize_xof().fill(&mut bytes);
-        let (store, path) = (Arc::new(InMemory::new()), Path::from("x"));
-        let (requests, patience) = (Arc::new(Semaphore::new(requests)), Patience::DEFAULT);
-        let source = ObjectSource { store: store.clone(), path: path.clone(), patience, requests };
-        let given = bytes.clone();
-        let put_and_ask = async move {
-            store.put(&path, given.into()).await.map_err(io::Error::other)?;
-            let found = store.get_opts(&path, GetOptions::new()).await;
-            Ok(Version::of(&found.map_err(io::Error::other)?))
-        };
-        let version = wait(runtime::handle().unwrap(), put_and_ask).unwrap();
-        (source, version, bytes)
+        (stored(bytes.clone(), requests), bytes)
     }
 
-    fn begin(
-        arrivals: &Arc<Arrivals>,
-        source: &ObjectSource,
-        version: &Version,
-    ) -> io::Result<ArrivingObject> {
-        let handle = runtime::handle().unwrap();
-        arrivals.begin((source.clone(), version.clone(), handle), "x", &[])
+    fn begin(arrivals: &Arc<Arrivals>, pinned: &PinnedObject) -> io::Result<ArrivingObject> {
+        arrivals.begin(pinned.clone(), "x", &[])
     }
 
     #[test]
     fn parts_become_one_allocation() {
         for length in [1, 1000, PIECE_BYTES as usize, SIZE] {
-            let (source, version, wanted) = object(length, 8);
-            let object = begin(&Arc::default(), &source, &version).unwrap();
+            let (pinned, wanted) = object(length, 8);
+            let object = begin(&Arc::default(), &pinned).unwrap();
             let mut read = vec![0; length];
             object.read_exact_at(0, &mut read).unwrap();
             assert!(read == wanted, "{length}");
@@ -439,23 +398,23 @@ mod tests {
             assert_eq!(read[0], wanted[length - 1]);
             assert!(object.read_exact_at(length as u64, &mut read[..1]).is_err());
         }
-        let (source, mut large, _) = object(1, 8);
-        large.size = i64::MAX as u64;
-        let error = begin(&Arc::default(), &source, &large).err().unwrap();
+        let (mut large, _) = object(1, 8);
+        large.version.size = i64::MAX as u64;
+        let error = begin(&Arc::default(), &large).err().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
     }
 
     #[test]
     fn nothing_is_seen_before_it_is_here() {
-        let (source, version, wanted) = object(SIZE, 0);
-        let object = begin(&Arc::default(), &source, &version).unwrap();
+        let (pinned, wanted) = object(SIZE, 0);
+        let object = begin(&Arc::default(), &pinned).unwrap();
         assert!(object.view(0, 1).is_none());
         let mut last = [0];
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| object.read_exact_at(SIZE as u64 - 1, &mut last));
             std::thread::sleep(2 * interrupt::TICK);
             assert!(!reading.is_finished());
-            source.requests.add_permits(1);
+            pinned.source.requests.add_permits(1);
             reading.join().unwrap().unwrap();
         });
         assert_eq!(last[0], wanted[SIZE - 1]);
@@ -463,11 +422,10 @@ mod tests {
 
     #[test]
     fn what_is_waited_for_is_next() {
-        let ((source, version, wanted), arrivals) = (object(SIZE, 8), Arc::<Arrivals>::default());
-        parallel::lock(&arrivals.state).under_way = MOST_REQUESTS;
-        let handle = runtime::handle().unwrap();
+        let ((pinned, wanted), arrivals) = (object(SIZE, 8), Arc::<Arrivals>::default());
+        parallel::lock(&arrivals.state).under_way = MAX_REQUESTS;
         let first = PIECE_BYTES + 1..PIECE_BYTES + 2;
-        let object = arrivals.begin((source, version, handle), "x", &[first]).unwrap();
+        let object = arrivals.begin(pinned, "x", &[first]).unwrap();
         let mut state = parallel::lock(&arrivals.state);
         let last = object.0.pieces.len() - 1;
         object.0.hurry(last, &mut state);
@@ -478,19 +436,18 @@ mod tests {
         assert_eq!(order, starts);
         drop(state);
         // The requests that were said to be under way end.
-        (0..MOST_REQUESTS).for_each(|_| arrivals.end(None));
+        (0..MAX_REQUESTS).for_each(|_| arrivals.end(None));
         object.wait_whole().unwrap();
         assert!(object.view(0, SIZE as u64).unwrap() == wanted);
     }
 
     #[test]
     fn a_fault_of_one_ends_all() {
-        let ((source, version, _), arrivals) = (object(SIZE, 0), Arc::default());
-        let waiting = begin(&arrivals, &source, &version).unwrap();
-        let (other, mut changed, _) = object(10, 1);
-        changed.size = 11;
-        let handle = runtime::handle().unwrap();
-        let failed = arrivals.begin((other, changed, handle), "failed", &[]).unwrap();
+        let ((pinned, _), arrivals) = (object(SIZE, 0), Arc::default());
+        let waiting = begin(&arrivals, &pinned).unwrap();
+        let (mut changed, _) = object(10, 1);
+        changed.version.size = 11;
+        let failed = arrivals.begin(changed, "failed", &[]).unwrap();
         let text =
             |object: &ArrivingObject| object.read_exact_at(0, &mut [0]).unwrap_err().to_string();
         assert!(text(&waiting).starts_with("failed, which is fetched with it: "));
@@ -500,10 +457,10 @@ mod tests {
 
     #[test]
     fn requests_end_with_their_object() {
-        let ((source, version, _), arrivals) = (object(SIZE, 0), Arc::default());
-        drop(begin(&arrivals, &source, &version).unwrap());
-        let (other, version, wanted) = object(SIZE, 1);
-        let next = begin(&arrivals, &other, &version).unwrap();
+        let ((pinned, _), arrivals) = (object(SIZE, 0), Arc::default());
+        drop(begin(&arrivals, &pinned).unwrap());
+        let (other, wanted) = object(SIZE, 1);
+        let next = begin(&arrivals, &other).unwrap();
         next.wait_whole().unwrap();
         assert!(next.view(0, SIZE as u64).unwrap() == wanted);
         assert_eq!(parallel::lock(&arrivals.state).under_way, 0);

@@ -3,6 +3,7 @@
 use std::{
     io,
     ops::Range,
+    process,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -10,7 +11,7 @@ use std::{
 use bytes::BytesMut;
 use futures_util::StreamExt;
 use object_store::{GetOptions, GetResult, ObjectStore, ObjectStoreExt, path::Path};
-use tokio::{sync::Semaphore, time};
+use tokio::{runtime::Handle, sync::Semaphore, time};
 
 use super::fault::{CHANGED, Fault};
 use crate::{constants::MAX_SHARDS, error::io_remedied};
@@ -18,7 +19,7 @@ use crate::{constants::MAX_SHARDS, error::io_remedied};
 /// Bytes that a try must bring in each [`Patience::stall`], and that make it count as no failure.
 const PROGRESS_BYTES: usize = 16 << 10;
 /// Requests of one place that are under way at once, at most.
-pub(super) const MOST_REQUESTS: usize = 32;
+pub(super) const MAX_REQUESTS: usize = 32;
 
 /// How long answers are waited for.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,46 @@ pub(super) struct ObjectSource {
     pub(super) requests: Arc<Semaphore>,
 }
 
+/// An object at the version that was found first.
+#[derive(Clone)]
+pub(super) struct PinnedObject {
+    pub(super) source: ObjectSource,
+    pub(super) version: Version,
+    /// The runtime of its requests.
+    pub(super) handle: &'static Handle,
+    /// Sockets do not outlive a fork.
+    process: u32,
+}
+
+impl PinnedObject {
+    pub(super) fn new(source: ObjectSource, version: Version, handle: &'static Handle) -> Self {
+        Self { source, version, handle, process: process::id() }
+    }
+
+    /// Fetches a range.
+    pub(super) async fn fetch(&self, range: Range<u64>) -> io::Result<BytesMut> {
+        self.source.fetch(range, Some(&self.version)).await.map(|(bytes, _)| bytes)
+    }
+
+    /// The same, into `bytes`, which is empty and has room for the range.
+    pub(super) async fn fetch_into(
+        &self,
+        range: Range<u64>,
+        bytes: &mut BytesMut,
+    ) -> io::Result<()> {
+        self.source.fetch_into(range, Some(&self.version), bytes).await.map(drop)
+    }
+
+    /// Requests end with the process that made them.
+    pub(super) fn check_process(&self) -> io::Result<()> {
+        if self.process == process::id() {
+            return Ok(());
+        }
+        let problem = "it was opened before this process was forked; open it in this one";
+        Err(io_remedied(io::ErrorKind::Other, problem))
+    }
+}
+
 impl ObjectSource {
     /// Fetches a range, of a pinned version if there is one. Returns the version too.
     pub(super) async fn fetch(
@@ -75,7 +116,7 @@ impl ObjectSource {
     }
 
     /// The same, into `bytes`, which is empty and has room for the range.
-    pub(super) async fn fetch_into(
+    async fn fetch_into(
         &self,
         range: Range<u64>,
         pinned: Option<&Version>,
@@ -239,6 +280,25 @@ impl FailedTries {
     }
 }
 
+/// Fills `buf` with bytes of an object of this size, from `offset` on. `read` reads as many as it
+/// has at once, and answers their number.
+pub(super) fn read_exact(
+    size: u64,
+    offset: u64,
+    buf: &mut [u8],
+    read: impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let end = offset.checked_add(buf.len() as u64);
+    if end.is_none_or(|end| end > size) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut done = 0;
+    while done < buf.len() {
+        done += read(offset + done as u64, &mut buf[done..])?;
+    }
+    Ok(())
+}
+
 /// An empty vector with room for this many bytes.
 ///
 /// # Errors
@@ -259,19 +319,13 @@ pub(super) fn ended_early() -> io::Error {
     io_remedied(io::ErrorKind::Other, "the request ended early; open the container again")
 }
 
-/// The error of a process that was forked from the one that opened an object.
-pub(super) fn forked() -> io::Error {
-    let problem = "it was opened before this process was forked; open it in this one";
-    io_remedied(io::ErrorKind::Other, problem)
-}
-
 fn wrong_length(than: &str) -> Fault {
     let text = format!("the server sent {than} bytes than it was asked for");
     Fault::passing(io::ErrorKind::UnexpectedEof, text)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::SystemTime;
 
     use futures_util::stream;
@@ -279,6 +333,21 @@ mod tests {
     use tokio::runtime;
 
     use super::*;
+    use crate::store::runtime::handle;
+
+    /// An object of these bytes in a store, and this many requests at once.
+    pub(in crate::store) fn stored(bytes: Vec<u8>, requests: usize) -> PinnedObject {
+        let (store, path) = (Arc::new(InMemory::new()), Path::from("x"));
+        let requests = Arc::new(Semaphore::new(requests));
+        let patience = Patience::DEFAULT;
+        let source = ObjectSource { store: store.clone(), path: path.clone(), patience, requests };
+        let put_and_ask = async {
+            store.put(&path, bytes.into()).await.unwrap();
+            Version::of(&store.get_opts(&path, GetOptions::new()).await.unwrap())
+        };
+        let handle = handle().unwrap();
+        PinnedObject::new(source, handle.block_on(put_and_ask), handle)
+    }
 
     fn source() -> ObjectSource {
         let (store, requests) = (Arc::new(InMemory::new()), Arc::new(Semaphore::new(1)));

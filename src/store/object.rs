@@ -4,7 +4,6 @@ use std::{
     any::Any,
     fmt, io,
     ops::Range,
-    process,
     sync::{
         Arc, Mutex, Weak,
         mpsc::{self, RecvTimeoutError},
@@ -16,9 +15,9 @@ use object_store::path::Path;
 use tokio::runtime::Handle;
 
 use super::{
-    ahead::{AheadQueue, Fetcher, Queues},
+    ahead::{AheadQueue, Queues},
     arrival::Arrivals,
-    fetch::{ObjectSource, Version, ended_early, forked},
+    fetch::{ObjectSource, PinnedObject, ended_early, read_exact},
     interrupt, runtime,
 };
 use crate::{Error, Result, constants::HEAD_BYTES, error::io_remedied, io::ReadAt, parallel};
@@ -28,12 +27,8 @@ const REQUEST_BYTES: u64 = 64 << 20;
 
 /// An object, pinned: all its bytes are of the version that was there when it was opened.
 pub(crate) struct Object {
-    source: ObjectSource,
-    version: Version,
+    pinned: PinnedObject,
     head: BytesMut,
-    handle: &'static Handle,
-    /// Sockets do not outlive a fork.
-    process: u32,
     plans: Mutex<Vec<Weak<AheadQueue>>>,
     queues: Arc<Queues>,
     arrivals: Arc<Arrivals>,
@@ -42,7 +37,7 @@ pub(crate) struct Object {
 
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Object").field("size", &self.version.size).finish_non_exhaustive()
+        f.debug_struct("Object").field("size", &self.pinned.version.size).finish_non_exhaustive()
     }
 }
 
@@ -61,15 +56,9 @@ impl Object {
         let first = source.clone();
         let found = wait(handle, async move { first.fetch(0..HEAD_BYTES, None).await });
         let (head, version) = found.map_err(|error| Error::io("opening", name, error))?;
-        let (process, plans) = (process::id(), Mutex::default());
-        let name = name.to_owned();
-        Ok(Self { source, version, head, handle, process, plans, queues, arrivals, name })
-    }
-
-    fn fetcher(&self) -> Fetcher {
-        let (source, version) = (self.source.clone(), self.version.clone());
-        let queues = Arc::clone(&self.queues);
-        Fetcher { source, version, handle: self.handle, queues }
+        let pinned = PinnedObject::new(source, version, handle);
+        let (plans, name) = (Mutex::default(), name.to_owned());
+        Ok(Self { pinned, head, plans, queues, arrivals, name })
     }
 
     /// Reads bytes that are held or planned; None if they are neither.
@@ -86,53 +75,34 @@ impl Object {
     /// Fetches some bytes at once: at most one request's.
     fn fetch(&self, offset: u64, out: &mut [u8]) -> io::Result<usize> {
         let count = REQUEST_BYTES.min(out.len() as u64);
-        let (source, version) = (self.source.clone(), self.version.clone());
-        let fetched =
-            wait(
-                self.handle,
-                async move { source.fetch(offset..offset + count, Some(&version)).await },
-            );
-        out[..count as usize].copy_from_slice(&fetched?.0);
+        let pinned = self.pinned.clone();
+        let fetch = async move { pinned.fetch(offset..offset + count).await };
+        out[..count as usize].copy_from_slice(&wait(self.pinned.handle, fetch)?);
         Ok(count as usize)
-    }
-
-    fn check_process(&self) -> io::Result<()> {
-        if self.process == process::id() { Ok(()) } else { Err(forked()) }
     }
 }
 
 impl ReadAt for Object {
     fn size(&self) -> u64 {
-        self.version.size
+        self.pinned.version.size
     }
 
     fn read_exact_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.check_process()?;
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            let (at, rest) = (offset + done as u64, &mut buf[done..]);
-            done += match self.read_known(at, rest) {
-                Some(count) => count?,
-                None => self.fetch(at, rest)?,
-            };
-        }
-        Ok(())
+        self.pinned.check_process()?;
+        read_exact(self.size(), offset, buf, |at, rest| {
+            self.read_known(at, rest).unwrap_or_else(|| self.fetch(at, rest))
+        })
     }
 
     fn bring_whole(&self, first: &[Range<u64>]) -> Option<io::Result<Box<dyn ReadAt>>> {
-        let begun = self.check_process().and_then(|()| {
-            let object = (self.source.clone(), self.version.clone(), self.handle);
-            self.arrivals.begin(object, &self.name, first)
-        });
+        let begun = self.pinned.check_process();
+        let begun =
+            begun.and_then(|()| self.arrivals.begin(self.pinned.clone(), &self.name, first));
         Some(begun.map(|object| Box::new(object) as _))
     }
 
     fn read_ahead(&self, ranges: &[Range<u64>]) -> Option<Box<dyn Any + Send + Sync>> {
-        let plan = AheadQueue::new(self.fetcher(), ranges);
+        let plan = AheadQueue::new(self.pinned.clone(), Arc::clone(&self.queues), ranges);
         let mut plans = parallel::lock(&self.plans);
         plans.retain(|plan| plan.strong_count() > 0);
         plans.push(Arc::downgrade(&plan));

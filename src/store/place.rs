@@ -22,7 +22,7 @@ use super::{
     ahead::Queues,
     arrival::Arrivals,
     client::Connector,
-    fetch::{MOST_REQUESTS, ObjectSource, Patience},
+    fetch::{MAX_REQUESTS, ObjectSource, Patience},
     hub::{self, Repository, Revision},
     name::Name,
     object::{Object, path_of, read_small, read_up_to, wait},
@@ -110,7 +110,7 @@ impl Place {
 
     fn new(store: Arc<dyn ObjectStore>, name: &Name, listing: Listing, patience: Patience) -> Self {
         let shown = name.shown().trim_end_matches('/').to_owned();
-        let requests = Arc::new(Semaphore::new(MOST_REQUESTS));
+        let requests = Arc::new(Semaphore::new(MAX_REQUESTS));
         Self {
             store,
             written: None,

@@ -1,43 +1,22 @@
 //! The runtime for requests: some threads in each process that opens a store.
 
-use std::{num::NonZero, ops::RangeInclusive, process, sync::OnceLock, thread};
+use std::{num::NonZero, ops::RangeInclusive, thread};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use crate::{Error, Result};
+use crate::{Error, Result, parallel::PerProcess};
 
 /// The fewest and the most threads that wait for sockets, decrypt and copy. A thread takes some
 /// 0.8 GB/s without TLS (benches/record/2026-11-28-loading.md).
 const THREADS: RangeInclusive<usize> = 2..=8;
-
-/// A process and its runtime, and those of a process that was forked from it, as of
-/// [`pool`](crate::parallel::pool).
-struct OwnedRuntime {
-    process: u32,
-    runtime: Runtime,
-    next: OnceLock<Box<Self>>,
-}
-
-static RUNTIMES: OnceLock<Box<OwnedRuntime>> = OnceLock::new();
 
 /// The runtime of this process.
 ///
 /// # Errors
 /// [`Error::Parameter`] if the system refuses threads.
 pub(super) fn handle() -> Result<&'static Handle> {
-    let (process, mut slot) = (process::id(), &RUNTIMES);
-    loop {
-        match slot.get() {
-            Some(owned) if owned.process == process => return Ok(owned.runtime.handle()),
-            Some(owned) => slot = &owned.next,
-            None => {
-                let runtime = start()?;
-                // Another thread may have been faster; then this runtime ends.
-                let _ =
-                    slot.set(Box::new(OwnedRuntime { process, runtime, next: OnceLock::new() }));
-            }
-        }
-    }
+    static RUNTIMES: PerProcess<Runtime> = PerProcess::new();
+    RUNTIMES.get(start).map(Runtime::handle)
 }
 
 fn start() -> Result<Runtime> {

@@ -35,9 +35,9 @@ use crate::{
     parallel,
 };
 
-/// Bytes of a part, at least; a store takes up to [`MOST_PARTS`].
+/// Bytes of a part, at least; a store takes up to [`MAX_PARTS`].
 const PART_BYTES: u64 = 16 << 20;
-const MOST_PARTS: u64 = 10_000;
+const MAX_PARTS: u64 = 10_000;
 /// Names a small object's mark. Azure wants letters and digits alone.
 const MARK: Attribute = Attribute::Metadata(Cow::Borrowed("df11upload"));
 /// Parts of one object that are sent at once.
@@ -175,7 +175,7 @@ impl Upload {
 
     async fn put_parts(&self, id: MultipartId) -> io::Result<()> {
         let size = self.file.size();
-        let each = PART_BYTES.max(size.div_ceil(MOST_PARTS));
+        let each = PART_BYTES.max(size.div_ceil(MAX_PARTS));
         let parts = parallel::cut(0..size, each, 1).enumerate();
         let put = parts.map(|(at, range)| self.put_part(&id, at, range));
         let parts: Vec<PartId> = stream::iter(put).buffered(AT_ONCE).try_collect().await?;

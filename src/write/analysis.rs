@@ -39,7 +39,7 @@ use crate::{
 
 /// A tensor is a difference from its base only if this saves a share of 1 / this, so that a model
 /// does not need a second one for next to nothing.
-const LEAST_GAIN: u64 = 16;
+const MIN_GAIN: u64 = 16;
 
 /// Result of the first pass over a weights file.
 #[derive(Debug)]
@@ -283,8 +283,7 @@ impl<'a> Pass<'a> {
             return Ok(Some(coding));
         }
         let alone = self.measure_alone(index)?;
-        let is_near =
-            |alone: &Coding| alone.bytes() <= coding.bytes() / LEAST_GAIN * (LEAST_GAIN + 1);
+        let is_near = |alone: &Coding| alone.bytes() <= coding.bytes() / MIN_GAIN * (MIN_GAIN + 1);
         let Some(alone) = alone.filter(is_near) else { return Ok(Some(coding)) };
         self.spill.into_iter().zip(spilled).for_each(|(spill, from)| spill.forget(from));
         Ok(Some(alone))

@@ -10,7 +10,7 @@ use crate::{
     io::{FileReader, ReadAt},
     open::{
         OriginalFile, Shard,
-        beside::{self, Beside, mark},
+        beside::{self, Beside},
     },
     paths::{MODEL_INDEX, configs},
     progress::{Observer, Stage, advance},
@@ -111,15 +111,7 @@ fn write_side(
     let (path, side) = (recorded.path(), Side::found(recorded, found)?);
     let (weights, sides) = model.files().partition::<Vec<_>, _>(OriginalFile::is_weights);
     let configs = configs(paths(&weights), paths(&sides));
-    if !configs.contains(path) {
-        return folder.copy(&side, path);
-    }
-    let mut config = Vec::new();
-    side.read(|bytes| {
-        config.extend_from_slice(bytes);
-        Ok(())
-    })?;
-    folder.write(mark(&config).as_deref().unwrap_or(&config), path)
+    if configs.contains(path) { folder.copy_marked(&side, path) } else { folder.copy(&side, path) }
 }
 
 fn paths<'a>(files: &'a [OriginalFile<'a>]) -> impl Iterator<Item = &'a str> {

@@ -2,9 +2,8 @@
 
 /// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. A number for each 16
 /// bytes mixes them with their place; exclusive or joins all numbers, so that parts come in any
-/// order. By these the second pass knows that it has read what the first has. They take far less
-/// time than hashes, and prove nothing against a writer who wants to keep them; verification
-/// compares hashes.
+/// order. Fingerprints take far less time than hashes, and prove nothing against a writer who wants
+/// to keep them; verification compares hashes.
 pub(super) fn fingerprint(offset: u64, bytes: &[u8]) -> u64 {
     assert!(offset.is_multiple_of(16), "parts are cut at multiples of 16 bytes");
     let mix = |place: u64, bytes: &[u8; 16]| {

@@ -93,12 +93,7 @@ pub(super) fn write_side_files(
     for side in side {
         let path = component.path_of(&side.path);
         if configs.contains(side.path.as_str()) {
-            let mut config = Vec::new();
-            side.read(|bytes| {
-                config.extend_from_slice(bytes);
-                Ok(())
-            })?;
-            folder.write(mark(&config).as_deref().unwrap_or(&config), &path)?;
+            folder.copy_marked(side, &path)?;
         } else {
             folder.copy(side, &path)?;
         }
@@ -165,6 +160,12 @@ impl OutputFolder {
         let (mut file, path) = self.create_file(relative)?;
         let written = file.write_all(bytes).and_then(|()| file.sync_all());
         written.map_err(|error| Error::io("writing", path, error))
+    }
+
+    /// Copies a configuration, with its mark.
+    pub(super) fn copy_marked(&mut self, side: &Side<'_>, relative: &str) -> Result<()> {
+        let config = side.bytes()?;
+        self.write(mark(&config).as_deref().unwrap_or(&config), relative)
     }
 
     /// Copies a side file, whose hash is compared if it is known.

@@ -101,15 +101,7 @@ impl<'a> Input<'a> {
     fn find_others(&mut self, out: &Path) -> Result<()> {
         let weights: Vec<&str> = self.weights.iter().map(|file| &*file.file.path).collect();
         let side: Vec<&str> = self.side.iter().map(|side| &*side.path).collect();
-        let read = |at: usize| {
-            let mut bytes = Vec::new();
-            self.side[at].read(|part| {
-                bytes.extend_from_slice(part);
-                Ok(())
-            })?;
-            Ok(bytes)
-        };
-        let found = others(&weights, &side, read)?;
+        let found = others(&weights, &side, |at| self.side[at].bytes())?;
         self.weights.iter_mut().zip(found).for_each(|(file, other)| file.is_other = other);
         if !is_container(out) {
             self.leave_out_others();
@@ -323,6 +315,16 @@ impl<'a> Side<'a> {
             file.check_hash(hash.into())?;
         }
         if *self.hash.get_or_init(|| hash) == hash { Ok(hash) } else { Err(self.changed()) }
+    }
+
+    /// All its bytes.
+    pub(super) fn bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.read(|part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(bytes)
     }
 
     fn changed(&self) -> Error {

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The most weights of a block that is made up.
-const MOST_WEIGHTS: usize = 3000;
+const MAX_WEIGHTS: usize = 3000;
 
 /// Patterns of module names, for some of which compilers run long.
 #[rustfmt::skip]
@@ -86,7 +86,7 @@ impl Draft {
             _ => &[("wte.", &[]), ("blocks.0.", &["a.b", "down_proj"])],
         };
         for (module, attributes) in modules {
-            let weights = tensors::weights(bytes, MOST_WEIGHTS);
+            let weights = tensors::weights(bytes, MAX_WEIGHTS);
             let lengths = bytes.pick(&[Lengths::Equal, Lengths::Unary, Lengths::Steep]);
             let arrays = encode(&weights, lengths, threads, bytes.u8());
             let mut ends: Vec<usize> =

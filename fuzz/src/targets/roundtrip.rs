@@ -23,7 +23,7 @@ use df11_reference::Container;
 use safetensors::Dtype;
 
 /// The most weights of an input that is encoded in tiny chunks.
-const MOST_CHUNKS: usize = 300;
+const MAX_CHUNKS: usize = 300;
 
 /// Runs one input; panics if the property does not hold.
 pub fn run(data: &[u8]) {
@@ -51,7 +51,7 @@ fn codec(bytes: &mut Bytes<'_>) {
         tensors::weights(bytes, 1 << 16)
     };
     let count = weights.len() as u64 / 2;
-    let chunk = chunk.max(weights.len() / 2 / MOST_CHUNKS);
+    let chunk = chunk.max(weights.len() / 2 / MAX_CHUNKS);
 
     let encoded = encode_tensor(&weights, geometry, chunk).expect("weights encode");
     let whole = encode_tensor(&weights, geometry, weights.len()).expect("weights encode");

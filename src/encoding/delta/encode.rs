@@ -23,7 +23,7 @@ pub(super) const WORD_BITS: u32 = u32::BITS;
 /// Symbols of all contexts.
 const SYMBOLS: usize = MAX_CONTEXTS << TOKEN_BITS;
 /// States stay below 2^this.
-const MOST_BITS: u32 = LEAST.trailing_zeros() + WORD_BITS;
+const STATE_BITS: u32 = LEAST.trailing_zeros() + WORD_BITS;
 
 /// How a state takes a token of a context.
 ///
@@ -236,7 +236,7 @@ fn put_unit(
 #[inline]
 fn put([first, second]: [Symbol; 2], state: &mut u64, word: &mut u32) -> usize {
     let share = u64::from(first.frequency) * u64::from(second.frequency);
-    let is_large = *state >= share << (MOST_BITS - 2 * FREQUENCY_BITS);
+    let is_large = *state >= share << (STATE_BITS - 2 * FREQUENCY_BITS);
     *word = *state as u32;
     *state = if is_large { *state >> WORD_BITS } else { *state };
     *state = first.add_to(second.add_to(*state));

@@ -157,8 +157,8 @@ const RAREST: u64 = 64;
 /// Bits that an escape counts as more than it takes. The products' kernels decode one by a branch
 /// that the whole warp takes, and are 2 to 3 % faster with codes chosen so.
 const ESCAPE_COST: u64 = 20;
-/// For fewer escapes a tensor's bits may grow by this share.
-const MOST_MORE: u64 = 256;
+/// For fewer escapes a tensor's bits may grow by one in this many.
+const EXCESS_SHARE: u64 = 256;
 /// Times that the bracket is halved.
 const HALVINGS: usize = 4;
 
@@ -240,7 +240,7 @@ impl Tried {
 /// none.
 fn best(tried: &[Tried]) -> usize {
     let fewest = tried.iter().map(|one| one.bits).min().unwrap_or(0);
-    let most = fewest + fewest / MOST_MORE;
+    let most = fewest + fewest / EXCESS_SHARE;
     let small = (0..tried.len()).filter(|&at| tried[at].bits <= most);
     small.min_by_key(|&at| tried[at].cost).unwrap_or(0)
 }

@@ -47,8 +47,8 @@ pub(super) const BAND_ROWS: usize = LANES / ROW_LANES;
 const MAX_TILES: u64 = u32::MAX as u64;
 /// Matrices with fewer columns or rows are cut as vectors: their tiles would be partial ones,
 /// mostly.
-const LEAST_COLUMNS: u64 = 128;
-const LEAST_ROWS: u64 = 16;
+const MIN_COLUMNS: u64 = 128;
+const MIN_ROWS: u64 = 16;
 
 /// The matrix that a tensor is taken for, and the shape of its tiles; every place follows.
 ///
@@ -109,8 +109,8 @@ impl TileGeometry {
         let row = if shape.len() >= 4 { 1 } else { shape.len().saturating_sub(1) };
         let columns = product(&shape[row..]);
         let narrow = columns.is_multiple_of(UNIT as u64)
-            && columns >= LEAST_COLUMNS
-            && elements / columns >= LEAST_ROWS;
+            && columns >= MIN_COLUMNS
+            && elements / columns >= MIN_ROWS;
         let geometry = if narrow {
             Self::new(TILE_COLUMNS[0], columns, elements)
         } else {

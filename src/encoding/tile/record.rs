@@ -8,12 +8,12 @@
 use super::geometry::{LANES, MAX_LANE_BITS, MAX_TILE_BYTES, RECORD_BYTES};
 
 const OFFSET_BITS: u32 = 48;
-const LEAST_BITS: u32 = 13;
+const MIN_BITS: u32 = 13;
 const SHIFT_BITS: u32 = 3;
 const EXCESS_BITS: u32 = 6;
 const MAX_EXCESS: usize = (1 << EXCESS_BITS) - 1;
-const _: () = assert!(OFFSET_BITS + LEAST_BITS + SHIFT_BITS == u64::BITS);
-const _: () = assert!(MAX_LANE_BITS < 1 << LEAST_BITS);
+const _: () = assert!(OFFSET_BITS + MIN_BITS + SHIFT_BITS == u64::BITS);
+const _: () = assert!(MAX_LANE_BITS < 1 << MIN_BITS);
 
 /// Where the tile's bits start.
 pub(super) fn offset(record: &[u8; RECORD_BYTES]) -> u64 {
@@ -62,8 +62,8 @@ impl Lengths {
             *four =
                 [0, 1, 2, 3].map(|lane| (bits >> (EXCESS_BITS * lane)) as u8 & MAX_EXCESS as u8);
         }
-        let least = (head >> OFFSET_BITS) as u16 % (1 << LEAST_BITS);
-        Self { least, shift: (head >> (OFFSET_BITS + LEAST_BITS)) as u8, excess }
+        let least = (head >> OFFSET_BITS) as u16 % (1 << MIN_BITS);
+        Self { least, shift: (head >> (OFFSET_BITS + MIN_BITS)) as u8, excess }
     }
 
     /// The record with these lengths.
@@ -71,7 +71,7 @@ impl Lengths {
         let mut record = [0; RECORD_BYTES];
         let head = offset
             | u64::from(self.least) << OFFSET_BITS
-            | u64::from(self.shift) << (OFFSET_BITS + LEAST_BITS);
+            | u64::from(self.shift) << (OFFSET_BITS + MIN_BITS);
         record[..8].copy_from_slice(&head.to_le_bytes());
         for (four, bytes) in
             self.excess.as_chunks::<4>().0.iter().zip(record[8..].as_chunks_mut::<3>().0)

@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::launch::{LinearInput, LinearOutput};
-use super::task::{GroupedLaunch, LEAST_CHUNK, LinearMatrix, MOST_EXPERTS, STRIP_ROWS};
+use super::task::{GroupedLaunch, LinearMatrix, MAX_EXPERTS, MIN_CHUNK, STRIP_ROWS};
 use super::{matrix::Matrix, product::check_pair};
 use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
@@ -12,7 +12,7 @@ use crate::gpu::{device::Device, fault::refuse, memory::Buffer, needs::Residence
 
 /// Average slots per expert up to which blocks of 16 and of 64 places are the fastest
 /// (`benches/record/2026-11-28-experts-h200.md`).
-const MOST_SLOTS: [u64; 2] = [6, 48];
+const MAX_SLOTS: [u64; 2] = [6, 48];
 
 /// The rows of x that go to each expert, as a router leaves them in device memory.
 ///
@@ -168,9 +168,9 @@ impl GroupedLinear {
     /// if one is as stored, or if they differ in shape or GPU; [`Error::Gpu`](crate::Error::Gpu) if
     /// the GPU has too little shared memory for the kernel, or the driver refuses.
     pub fn new(experts: &[Matrix]) -> Result<Self> {
-        let Some(first) = experts.first().filter(|_| experts.len() <= MOST_EXPERTS) else {
+        let Some(first) = experts.first().filter(|_| experts.len() <= MAX_EXPERTS) else {
             let problem = format!("{} experts to multiply by", experts.len());
-            return refuse(problem, format!("name 1 to {MOST_EXPERTS}"));
+            return refuse(problem, format!("name 1 to {MAX_EXPERTS}"));
         };
         let device = first.device();
         let (keeps_order, blocks) = device.linear_kernels()?.check_grouped()?;
@@ -201,9 +201,9 @@ impl GroupedLinear {
     /// not begin on multiples of 32, a slice of columns, or a matrix as stored;
     /// [`Error::Gpu`](crate::Error::Gpu) if the GPU has too little shared memory for the kernel.
     pub fn of_parts(matrix: &Matrix, count: u64) -> Result<Self> {
-        if count > MOST_EXPERTS as u64 || matrix.residence() != Residence::Fast {
+        if count > MAX_EXPERTS as u64 || matrix.residence() != Residence::Fast {
             let problem = format!("{count} experts, {:?}", matrix.residence());
-            return refuse(problem, format!("take 1 to {MOST_EXPERTS}, in the fast layout"));
+            return refuse(problem, format!("take 1 to {MAX_EXPERTS}, in the fast layout"));
         }
         let (keeps_order, blocks) = matrix.device().linear_kernels()?.check_grouped()?;
         let all = matrix.row_count();
@@ -237,7 +237,7 @@ impl GroupedLinear {
     /// or 128, or 8 without compute capability 9.0. All give the same bits.
     pub fn block_places(&self, slots: u64) -> u64 {
         let average = slots.div_ceil(self.count);
-        let smaller = MOST_SLOTS.iter().filter(|&&most| average > most).count();
+        let smaller = MAX_SLOTS.iter().filter(|&&most| average > most).count();
         self.blocks[smaller.min(self.blocks.len() - 1)]
     }
 
@@ -331,7 +331,7 @@ impl GroupedLinear {
         let strips = self.rows.div_ceil(STRIP_ROWS);
         let batches = match by {
             By::Slots { end: 0, .. } => places,
-            _ => places.div_ceil(LEAST_CHUNK).saturating_mul(self.count),
+            _ => places.div_ceil(MIN_CHUNK).saturating_mul(self.count),
         };
         let items = batches.saturating_mul(strips);
         let rows_of_y = routing.products();

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use cudarc::driver::{CudaFunction, CudaStream, sys::CUfunction_attribute as Attribute};
 use zerocopy::FromBytes;
 
+use super::bands::{BAND_SPLIT, FAST128_CLASSES, FAST256_CLASSES, LAUNCH_ROWS};
 use super::crossover::crossover;
-use super::many::{FAST128_CLASSES, FAST256_CLASSES, MANY_ROWS, MANY_SPLIT};
 use super::multiply::{Multiply, run};
 use super::prefetch::LastLaunch;
 use super::split::{GROUP, ORDER_SPLIT};
 use super::task::{
-    BAND_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch, LEAST_CHUNK,
-    LinearMatrix, MATRICES, MOST_EXPERTS, ORDER_ROWS, OrderLaunch, PACK_WARPS, PARTIAL_BYTES,
-    PackTask, ROWS, ROWS_8, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch, UNPACK_WARPS,
-    UnpackTask, tiles_across,
+    BAND_ROWS, Fast16Launch, Fast128Launch, Fast256Launch, GatherTask, GroupedLaunch, LinearMatrix,
+    MATRICES, MAX_EXPERTS, MIN_CHUNK, ORDER_ROWS, OrderLaunch, PACK_WARPS, PARTIAL_BYTES, PackTask,
+    ROWS, ROWS_8, SCAN_THREADS, STRIP_ROWS, Tile16Launch, Tile64Launch, UNPACK_WARPS, UnpackTask,
+    tiles_across,
 };
 use super::tile64::{TILE64_CLASSES, Tile64Demand, Tile64Kernels};
 use super::tiles::{Tile2, TileDemand, TileKernels};
@@ -95,9 +95,9 @@ impl Agreed {
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
             group: GROUP as u32,
-            most_experts: MOST_EXPERTS as u32,
+            most_experts: MAX_EXPERTS as u32,
             order_split: ORDER_SPLIT.map(|number| number as u32),
-            many_split: MANY_SPLIT.map(|number| number as u32),
+            many_split: BAND_SPLIT.map(|number| number as u32),
         }
     }
 }
@@ -161,17 +161,17 @@ impl LinearKernels {
                 fast_256_bytes,
                 ..
             } = constants;
-            let wide =
+            let fast_128 =
                 FAST128_CLASSES.map(|rows| prepare("fast", rows, fast_128_threads, fast_128_bytes));
-            let large = |kind, threads| {
+            let fast_256 = |kind, threads| {
                 FAST256_CLASSES.map(|rows| prepare(kind, rows, threads, fast_256_bytes))
             };
-            let many = wide.into_iter().chain(large("fast", fast_256_threads[1]));
-            let many = many.collect::<Result<Vec<_>>>()?;
+            let whole = fast_128.into_iter().chain(fast_256("fast", fast_256_threads[1]));
+            let whole = whole.collect::<Result<Vec<_>>>()?;
             let halves =
-                large("half", fast_256_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
-            if many.iter().chain(&halves).all(|(_, kernel)| kernel.blocks > 0) {
-                fast.extend(many);
+                fast_256("half", fast_256_threads[0]).into_iter().collect::<Result<Vec<_>>>()?;
+            if whole.iter().chain(&halves).all(|(_, kernel)| kernel.blocks > 0) {
+                fast.extend(whole);
                 half = halves;
             }
         }
@@ -223,7 +223,7 @@ impl LinearKernels {
             Some(_) if self.tile_64.is_some() => TILE64_CLASSES[TILE64_CLASSES.len() - 1],
             Some(staged) => self.tiles.most_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
-            None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => MANY_ROWS,
+            None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => LAUNCH_ROWS,
             None => ROWS,
         }
     }
@@ -253,7 +253,7 @@ impl LinearKernels {
         let (_, kernel) = kernel.expect("check_grouped named it");
         let GroupedLaunch { places, experts, rows, .. } = *launch;
         // Number of items if each expert begins a chunk of its own; slots may be one by one.
-        let chunks = u64::from(places).div_ceil(LEAST_CHUNK) + u64::from(experts.min(places));
+        let chunks = u64::from(places).div_ceil(MIN_CHUNK) + u64::from(experts.min(places));
         let items = chunks * u64::from(rows).div_ceil(STRIP_ROWS);
         let blocks = items.min(kernel.blocks.into()) as u32;
         // SAFETY: the caller's promise; the kernel first waits for the one before it.

@@ -10,12 +10,10 @@ use cudarc::driver::sys::{
     CUtensorMapL2promotion, CUtensorMapSwizzle as Swizzle, cuTensorMapEncodeTiled,
 };
 
+use super::bands::{BandPlan, FAST128_COLUMNS, FAST128_SPLITS};
 use super::kernels::{LinearKernels, OrderKernels};
-use super::many::{FAST128_COLUMNS, FAST128_SPLITS, Many};
 use super::prefetch::{NextReads, first_reads};
-use super::split::{
-    COUNTERS, MATRIX_COUNTERS, OrderPart, OrderPlan, SPLIT_COLUMNS, Split, has_columns,
-};
+use super::split::{COUNTERS, MATRIX_COUNTERS, OrderPlan, SPLIT_COLUMNS, Split, has_columns};
 use super::task::{
     BAND_ROWS, Fast16, Fast128, Fast256, Items, LinearLaunch, LinearMatrix, LinearPrefetch,
     MATRICES, ORDER_ROWS, Order64, PARTIAL_BYTES, PREFETCHES, ProductMatrix, ROWS, STRIP_ROWS,
@@ -190,7 +188,7 @@ impl ProductLaunch {
         let more = match self.staged {
             Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
             Some(_) => 0,
-            None => Many::partial_bytes(self.rows(), at_once, self.processors),
+            None => BandPlan::partial_bytes(self.rows(), at_once, self.processors),
         };
         match few.max(more) {
             0 => 0,
@@ -304,7 +302,7 @@ impl ProductLaunch {
                 unsafe { kernel.run(early, stream, blocks, &self.argument(call, shares, of)) }
             }
             // SAFETY: the caller's promise.
-            None => unsafe { self.run_many(kernels, call) },
+            None => unsafe { self.run_bands(kernels, call) },
             Some(staged) if rows <= ROWS => {
                 let of = Tile16 { counters, partials, items, ..Tile16::default() };
                 let argument = self.argument(call, shares, of);
@@ -336,33 +334,35 @@ impl ProductLaunch {
     ///
     /// # Safety
     /// Same as [`ProductLaunch::run`].
-    unsafe fn run_many(&self, kernels: &LinearKernels, call: &Call<'_>) -> Result<()> {
+    unsafe fn run_bands(&self, kernels: &LinearKernels, call: &Call<'_>) -> Result<()> {
         let wishes = self.wishes(call.outputs);
-        let many = Many::new(wishes, self.columns.into(), call.x.rows, self.processors);
-        let (x_map, x_mapped) = map_of(call.x, self.columns, many.box_rows() as u32)?;
-        let splits = many.splits.into_iter().map(u64::from);
+        let plan = BandPlan::new(wishes, self.columns.into(), call.x.rows, self.processors);
+        let (x_map, x_mapped) = map_of(call.x, self.columns, plan.box_rows() as u32)?;
+        let splits = plan.splits.into_iter().map(u64::from);
         let prefetches = kernels.order.as_ref().map(|order| self.prefetches(order, splits));
         let prefetches = prefetches.unwrap_or_default();
-        let splits = many.splits.map(|splits| Splits(splits.into()));
+        let splits = plan.splits.map(|splits| Splits(splits.into()));
         let (early, stream) = (kernels.early, call.stream);
-        let (cluster, blocks) = (many.cluster as u32, many.blocks as u32);
-        if many.share_stages == 0 {
-            let of = Fast128 { x_map, prefetches, x_mapped, strips: many.strips as u32 };
-            let (kernel, argument) = (kernels.fast(many.class), self.argument(call, splits, of));
+        let (cluster, blocks) = (plan.cluster as u32, plan.blocks as u32);
+        if plan.share_stages == 0 {
+            let of = Fast128 { x_map, prefetches, x_mapped, strips: plan.strips as u32 };
+            let (kernel, argument) = (kernels.fast(plan.class), self.argument(call, splits, of));
             // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
             // columns and a block of a cluster; the rest is the caller's promise.
-            return unsafe { kernel.run_clusters(cluster, early, stream, blocks, &argument) };
+            return unsafe {
+                kernel.run_as((kernel.threads, cluster), early, stream, blocks, &argument)
+            };
         }
         let (counters, partials) = (call.workspace, call.partials());
-        let share_stages = many.share_stages as u32;
+        let share_stages = plan.share_stages as u32;
         let of = Fast256 { x_map, counters, partials, x_mapped, share_stages };
-        let half = many.has_half_groups();
-        let kernel = if half { kernels.half(many.class) } else { kernels.fast(many.class) };
+        let half = plan.has_half_groups();
+        let kernel = if half { kernels.half(plan.class) } else { kernels.fast(plan.class) };
         // SAFETY: as above; the workspace has room for the sums of as many blocks, and its counters
         // are zero, because kernels leave them so.
         unsafe {
             let argument = self.argument(call, splits, of);
-            kernel.run_clusters(cluster, early, stream, blocks, &argument)
+            kernel.run_as((kernel.threads, cluster), early, stream, blocks, &argument)
         }
     }
 
@@ -372,22 +372,26 @@ impl ProductLaunch {
     /// Same as [`ProductLaunch::run`].
     unsafe fn run_order(&self, order: &OrderKernels, early: bool, call: &Call<'_>) -> Result<()> {
         let (class, kernel) = order.of(call.x.rows);
-        let few =
+        let plan =
             OrderPlan::new(self.wishes(call.outputs), self.columns.into(), class, kernel.blocks);
         let (x_map, x_mapped) = map_of_blocks(call.x, self.columns, class as u32)?;
+        let splits = plan.matrices.iter().map(|matrix| matrix.splits.into());
         let of = Order64 {
             x_map,
-            prefetches: self.prefetches(order, few.matrices.iter().map(|few| few.splits)),
+            prefetches: self.prefetches(order, splits),
             x_mapped,
-            units: few.units as u32,
-            splits: few.pass_splits as u32,
-            each: (few.strips / few.blocks) as u32,
-            more: (few.strips % few.blocks) as u32,
+            units: plan.units as u32,
+            splits: plan.pass_splits as u32,
+            each: (plan.strips / plan.blocks) as u32,
+            more: (plan.strips % plan.blocks) as u32,
         };
-        let argument = self.argument(call, few.matrices.iter().map(OrderPart::share), of);
+        let argument = self.argument(call, plan.matrices.iter().copied(), of);
         // SAFETY: the caller keeps the matrices of these arrays and columns; each split has
         // columns, and a block has threads for as many units; the rest is the caller's promise.
-        unsafe { kernel.run_with(few.threads(), early, call.stream, few.blocks as u32, &argument) }
+        unsafe {
+            let shape = (plan.threads(), 1);
+            kernel.run_as(shape, early, call.stream, plan.blocks as u32, &argument)
+        }
     }
 }
 

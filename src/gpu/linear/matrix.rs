@@ -171,7 +171,7 @@ impl Matrix {
         check_shape(shape)?;
         if !(strips | entries).is_multiple_of(OUTPUT_ALIGNMENT)
             || u32::try_from(shape.0 * shape.1).is_err()
-            || shape.1 > task::MOST_COLUMNS
+            || shape.1 > task::MAX_COLUMNS
         {
             let problem = format!("{} x {} weights, or misaligned arrays", shape.0, shape.1);
             return refuse(problem, "cut it into fewer rows, and begin arrays on multiples of 16");

@@ -10,13 +10,13 @@
 //! [`transcode`] makes it on the GPU from stored arrays, or [`arrival`] while a model is loaded.
 
 pub(super) mod arrival;
+mod bands;
 mod crossover;
 mod decode;
 pub(super) mod fast;
 mod grouped;
 pub(super) mod kernels;
 mod launch;
-mod many;
 mod matrix;
 mod multiply;
 mod prefetch;
@@ -27,10 +27,10 @@ mod tile64;
 mod tiles;
 mod transcode;
 
+pub use bands::BandPlan;
 pub use decode::Indices;
 pub use grouped::{GroupedLinear, Routing};
 pub use launch::{LinearInput, LinearOutput};
-pub use many::Many;
 pub use matrix::Matrix;
 pub use product::Linear;
 pub use split::Split;

@@ -20,7 +20,7 @@ const PREPARING: &str = "preparing a kernel that multiplies";
 #[derive(Debug)]
 pub(super) struct Multiply {
     function: CudaFunction,
-    threads: u32,
+    pub(super) threads: u32,
     shared: u32,
     /// Blocks that the GPU runs at once, in groups; 0 if the kernel does not fit the GPU.
     pub(super) blocks: u32,
@@ -40,44 +40,25 @@ impl Multiply {
         argument: &T,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run_with(self.threads, early, stream, blocks, argument) }
+        unsafe { self.run_as((self.threads, 1), early, stream, blocks, argument) }
     }
 
-    /// Runs it like [`Multiply::run`], with this many threads per block.
+    /// Runs it like [`Multiply::run`], with this many threads per block and blocks per cluster.
     ///
     /// # Safety
-    /// Same as [`run`]; and the kernel takes that many.
-    pub(super) unsafe fn run_with<T: DeviceRepr>(
+    /// Same as [`run`]; and the kernel takes such blocks and clusters.
+    pub(super) unsafe fn run_as<T: DeviceRepr>(
         &self,
-        threads: u32,
+        (threads, cluster): (u32, u32),
         early: bool,
         stream: &CudaStream,
         blocks: u32,
         argument: &T,
     ) -> Result<()> {
         let config = config(blocks, threads, self.shared);
+        let attributes = Attributes { early, cluster };
         // SAFETY: the caller's promise; shared memory as the kernels' constants say.
-        unsafe { run(&self.function, early, stream, config, argument) }
-    }
-
-    /// Runs it like [`Multiply::run`], in clusters of this many blocks.
-    ///
-    /// # Safety
-    /// Same as [`run`]; and the kernel takes such clusters.
-    pub(super) unsafe fn run_clusters<T: DeviceRepr>(
-        &self,
-        cluster: u32,
-        early: bool,
-        stream: &CudaStream,
-        blocks: u32,
-        argument: &T,
-    ) -> Result<()> {
-        let config = config(blocks, self.threads, self.shared);
-        let mut attributes = Vec::with_capacity(2);
-        attributes.extend(early.then(early_attribute));
-        attributes.extend((cluster > 1).then(|| cluster_attribute(cluster)));
-        // SAFETY: the caller's promise; threads and shared memory as the kernels' constants say.
-        unsafe { run_as(&self.function, &mut attributes, stream, config, argument) }
+        unsafe { run_with(&self.function, attributes, stream, config, argument) }
     }
 
     /// Gives the kernel its shared memory, and counts the blocks that run at once.
@@ -128,46 +109,54 @@ pub(super) unsafe fn run<T: DeviceRepr>(
     config: LaunchConfig,
     argument: &T,
 ) -> Result<()> {
-    let action = "launching a kernel";
-    if !early {
-        let mut launch = stream.launch_builder(function);
-        launch.arg(argument);
-        // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
-        let launched = unsafe { launch.launch(config) };
-        return launched.map(drop).or_fault(action);
-    }
     // SAFETY: the caller's promise.
-    unsafe { run_as(function, &mut [early_attribute()], stream, config, argument) }
+    unsafe { run_with(function, Attributes { early, cluster: 1 }, stream, config, argument) }
 }
 
-/// The attribute of a launch that may begin while the previous kernel ends.
-fn early_attribute() -> CUlaunchAttribute {
-    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
-    value.programmaticStreamSerializationAllowed = 1;
-    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    CUlaunchAttribute { id, pad: [0; 4], value }
+/// Attributes of a launch.
+#[derive(Clone, Copy)]
+struct Attributes {
+    /// Whether it may begin while the previous kernel ends.
+    early: bool,
+    /// Blocks per cluster.
+    cluster: u32,
 }
 
-/// The attribute of a launch in clusters of this many blocks.
-fn cluster_attribute(blocks: u32) -> CUlaunchAttribute {
-    let mut value = CUlaunchAttributeValue { pad: [0; 64] };
-    value.clusterDim = ClusterDim { x: blocks, y: 1, z: 1 };
-    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-    CUlaunchAttribute { id, pad: [0; 4], value }
+impl Attributes {
+    fn list(self) -> Vec<CUlaunchAttribute> {
+        use CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY,
+        };
+        let zero = CUlaunchAttributeValue { pad: [0; 64] };
+        let (mut early, mut cluster) = (zero, zero);
+        early.programmaticStreamSerializationAllowed = 1;
+        cluster.clusterDim = ClusterDim { x: self.cluster, y: 1, z: 1 };
+        let all = [(self.early, EARLY, early), (self.cluster > 1, CLUSTER, cluster)];
+        let wanted = all.into_iter().filter(|&(is_wanted, ..)| is_wanted);
+        wanted.map(|(_, id, value)| CUlaunchAttribute { id, pad: [0; 4], value }).collect()
+    }
 }
 
 /// Puts a kernel on the stream, with attributes.
 ///
 /// # Safety
 /// Same as [`run`].
-unsafe fn run_as<T: DeviceRepr>(
+unsafe fn run_with<T: DeviceRepr>(
     function: &CudaFunction,
-    attributes: &mut [CUlaunchAttribute],
+    attributes: Attributes,
     stream: &CudaStream,
     config: LaunchConfig,
     argument: &T,
 ) -> Result<()> {
-    let action = "launching a kernel";
+    let (action, mut attributes) = ("launching a kernel", attributes.list());
+    if attributes.is_empty() {
+        let mut launch = stream.launch_builder(function);
+        launch.arg(argument);
+        // SAFETY: the caller's promise. The driver has copied the argument when the call returns.
+        let launched = unsafe { launch.launch(config) };
+        return launched.map(drop).or_fault(action);
+    }
     stream.context().bind_to_thread().or_fault(action)?;
     let config = sys::CUlaunchConfig {
         gridDimX: config.grid_dim.0,

@@ -20,7 +20,7 @@ const BYTES: u64 = 8 << 20;
 /// Addresses and sizes are multiples of this.
 const ALIGNMENT: u64 = 16;
 /// Most bytes of one prefetch: machine code keeps 16 bits of the number of aligned pieces.
-const MOST_PIECE: u64 = (1 << 20) - ALIGNMENT;
+const MAX_PIECE_BYTES: u64 = (1 << 20) - ALIGNMENT;
 
 type Prefetches = [LinearPrefetch; PREFETCHES];
 
@@ -57,7 +57,7 @@ pub(super) fn first_reads(
     for (read, (&(matrix, rows), splits)) in reads.iter_mut().zip(all()) {
         let split_pitch = strip_bytes(split_blocks(columns, splits) * SPLIT_COLUMNS);
         let last = strip_bytes(columns) - (splits - 1) * split_pitch;
-        let bytes = each.min(split_pitch).min(last).min(MOST_PIECE) / ALIGNMENT * ALIGNMENT;
+        let bytes = each.min(split_pitch).min(last).min(MAX_PIECE_BYTES) / ALIGNMENT * ALIGNMENT;
         // No truncation: more pieces than fit have no bytes each.
         let pieces = if bytes > 0 { pieces(rows, splits) } else { 0 };
         *read = LinearPrefetch {

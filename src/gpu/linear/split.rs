@@ -7,7 +7,7 @@ use crate::gpu::fit::LANES;
 /// Every split of K but the last has a multiple of this many columns.
 pub(super) const SPLIT_COLUMNS: u64 = 64;
 /// Most splits of K.
-pub(super) const MOST_SPLITS: u64 = 64;
+pub(super) const MAX_SPLITS: u64 = 64;
 
 /// Columns of each split of K but the last, which has the rest, in blocks of [`SPLIT_COLUMNS`].
 pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
@@ -16,7 +16,7 @@ pub(super) const fn split_blocks(columns: u64, splits: u64) -> u64 {
 
 /// Whether each split has columns if K is cut into this many.
 pub(super) const fn has_columns(columns: u64, splits: u64) -> bool {
-    splits <= MOST_SPLITS
+    splits <= MAX_SPLITS
         && (splits - 1) * split_blocks(columns, splits) < columns.div_ceil(SPLIT_COLUMNS)
 }
 
@@ -32,38 +32,10 @@ pub(super) const ORDER_SPLIT: [u64; 2] = [ORDER_UNITS, ORDER_HELPERS];
 /// Most blocks of [`SPLIT_COLUMNS`] that a chain should have: this many take as long as reading.
 const ORDER_CHAIN: u64 = 64;
 
-/// How blocks multiply by a matrix in the fast layout in the order of a plan of the sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct OrderPart {
-    pub(super) splits: u64,
-    /// Length of each split but the last, in blocks of [`SPLIT_COLUMNS`].
-    pub(super) length: u64,
-    /// Splits at once; if there are more than units, some at a time, in passes.
-    pub(super) pass_splits: u64,
-    /// Most strips at once.
-    pub(super) strips: u64,
-    /// Strips of all matrices before.
-    pub(super) first_strip: u64,
-}
-
-impl OrderPart {
-    /// The part that the kernel gets.
-    pub(super) fn share(&self) -> Order {
-        Order {
-            first_strip: self.first_strip as u32,
-            splits: self.splits as u32,
-            length: self.length as u32,
-            pass_splits: self.pass_splits as u32,
-            // Both are small.
-            strips: ((0x1_0000 / self.pass_splits + 1) << 8 | self.strips) as u32,
-        }
-    }
-}
-
-/// How blocks multiply by all matrices of a launch, in that order of the sum.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How blocks multiply by all matrices of a launch, in the order of a plan of the sum.
+#[derive(Clone, Debug)]
 pub(super) struct OrderPlan {
-    pub(super) matrices: Vec<OrderPart>,
+    pub(super) matrices: Vec<Order>,
     /// Splits of strips at once, and at most of one strip.
     pub(super) units: u64,
     pub(super) pass_splits: u64,
@@ -91,31 +63,31 @@ impl OrderPlan {
         let (mut matrices, mut strips) = (Vec::new(), 0);
         for (rows, wish) in shapes {
             let splits = if wish > 0 { wish } else { fast_splits(rows, columns) };
-            matrices.push(OrderPart {
-                splits,
-                length: split_blocks(columns, splits),
-                pass_splits: splits.div_ceil(splits.div_ceil(most_units)),
+            // No truncation: a matrix has at most 2^27 strips, and fewer than 2^32 columns.
+            matrices.push(Order {
+                first_strip: strips as u32,
+                splits: splits as u32,
+                length: split_blocks(columns, splits) as u32,
+                pass_splits: splits.div_ceil(splits.div_ceil(most_units)) as u32,
                 strips: 1,
-                first_strip: strips,
             });
             strips += rows.div_ceil(STRIP_ROWS);
         }
         let blocks = strips.min(blocks.into()).max(1);
         let most = strips.div_ceil(blocks);
         // Takes as many strips at once as there is room for, evenly.
-        let at_once = |matrix: &OrderPart| {
-            let room = most_units / matrix.pass_splits;
-            if matrix.splits > most_units { 1 } else { most.div_ceil(most.div_ceil(room)) }
+        let at_once = |matrix: &Order| {
+            let room = most_units / u64::from(matrix.pass_splits);
+            if matrix.has_passes() { 1 } else { most.div_ceil(most.div_ceil(room)) }
         };
-        let units = matrices.iter().map(|matrix| at_once(matrix) * matrix.pass_splits);
+        let units = matrices.iter().map(|matrix| at_once(matrix) * u64::from(matrix.pass_splits));
         let units = units.max().unwrap_or(1);
         for matrix in &mut matrices {
-            if matrix.splits <= most_units {
-                matrix.strips = units / matrix.pass_splits;
-            }
+            let strips = if matrix.has_passes() { 1 } else { units as u32 / matrix.pass_splits };
+            matrix.strips = (0x1_0000 / matrix.pass_splits + 1) << 8 | strips;
         }
         let pass_splits = matrices.iter().map(|matrix| matrix.pass_splits).max().unwrap_or(1);
-        Self { matrices, units, pass_splits, strips, blocks, bands }
+        Self { matrices, units, pass_splits: pass_splits.into(), strips, blocks, bands }
     }
 
     /// Threads per block.
@@ -140,12 +112,12 @@ pub(super) const GROUP: u64 = 4;
 /// Strips that are shared out in slices are fewer than these: the multiprocessors of an H100 or
 /// H200.
 pub(super) const BLOCKS: u64 = 132;
-const MOST_SLICES: u64 = 16;
+const MAX_SLICES: u64 = 16;
 /// Fewer slices cost more than they save, because their sums meet late.
-const LEAST_SLICES: u64 = 4;
-const LEAST_TILES_A_SLICE: u64 = 4;
+const MIN_SLICES: u64 = 4;
+const MIN_SLICE_TILES: u64 = 4;
 /// Most items of the tail: `BLOCKS` and some more.
-const MOST_TAIL_ITEMS: u64 = BLOCKS + 8;
+const MAX_TAIL_ITEMS: u64 = BLOCKS + 8;
 
 /// How blocks share the strips of a matrix for up to 16 rows of x: as items.
 #[derive(Clone, Copy, Debug)]
@@ -164,13 +136,13 @@ impl Split {
     pub const fn new(rows: u64, columns: u64) -> Self {
         let (strips, tiles) = (rows.div_ceil(STRIP_ROWS), tiles_across(columns));
         let (tail, mut slices) = ((strips % BLOCKS).next_multiple_of(GROUP), 1);
-        while slices < MOST_SLICES
-            && tail * slices * 2 <= MOST_TAIL_ITEMS
-            && tiles >= slices * LEAST_TILES_A_SLICE
+        while slices < MAX_SLICES
+            && tail * slices * 2 <= MAX_TAIL_ITEMS
+            && tiles >= slices * MIN_SLICE_TILES
         {
             slices *= 2;
         }
-        if slices < LEAST_SLICES {
+        if slices < MIN_SLICES {
             slices = 1;
         }
         Self { whole_strips: strips - strips % BLOCKS, tail, slices }
@@ -194,7 +166,7 @@ pub(super) const COUNTERS: u64 = MATRICES as u64 * MATRIX_COUNTERS;
 
 #[cfg(test)]
 mod tests {
-    use super::{GROUP, MATRIX_COUNTERS, MOST_TAIL_ITEMS, OrderPlan, Split, has_columns};
+    use super::{GROUP, MATRIX_COUNTERS, MAX_TAIL_ITEMS, OrderPlan, Split, has_columns};
 
     /// Asserts that it holds for matrices of many shapes.
     fn of_all_shapes(rows: impl Iterator<Item = u64>, holds: impl Fn(u64, u64) -> bool) {
@@ -214,7 +186,7 @@ mod tests {
                 && split.tail.abs_diff(tail) < GROUP
                 && items.is_multiple_of(GROUP)
                 && items > 0
-                && split.partials() <= MOST_TAIL_ITEMS
+                && split.partials() <= MAX_TAIL_ITEMS
         });
         let of = |rows, columns| {
             let split = Split::new(rows, columns);
@@ -230,7 +202,8 @@ mod tests {
         let planned = |shapes: &[(u64, u64)], columns, x_rows| {
             let few = OrderPlan::new(shapes.iter().copied(), columns, x_rows, 132);
             let each = few.matrices.iter();
-            let each = each.map(|m| [m.splits, m.length, m.pass_splits, m.strips, m.first_strip]);
+            let each =
+                each.map(|m| [m.splits, m.length, m.pass_splits, m.strips & 0xff, m.first_strip]);
             ([few.units, few.pass_splits, few.strips, few.blocks], each.collect::<Vec<_>>())
         };
         let of = |shapes: &[(u64, u64)], columns| planned(shapes, columns, 16);

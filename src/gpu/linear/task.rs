@@ -12,7 +12,7 @@ const STEP_COLUMNS: u64 = 32;
 /// Bytes per step of a strip: plane and codes.
 const STEP_BYTES: u64 = 1536;
 /// Most columns of a matrix in the fast layout: patch numbers count no further.
-pub(super) const MOST_COLUMNS: u64 = 1 << 29;
+pub(super) const MAX_COLUMNS: u64 = 1 << 29;
 /// Bytes of a whole tile's data in the fast layout.
 pub(super) const TILE_BYTES: u64 = TILE_COLUMNS / STEP_COLUMNS * STEP_BYTES;
 pub(super) const HEAD_BYTES: u64 = 8;
@@ -55,13 +55,13 @@ pub(super) const fn strip_head_bytes(columns: u64) -> u64 {
 
 /// Patches for which a strip has room, per tile and in all.
 const TILE_PATCHES: u64 = 4;
-const MOST_PATCHES: u64 = 512;
+const MAX_PATCHES: u64 = 512;
 const PATCH_BYTES: u64 = 20;
 
 /// Bytes of a strip's patches in the fast layout.
 pub(super) const fn strip_patch_bytes(columns: u64) -> u64 {
     let places = TILE_PATCHES * tiles_across(columns);
-    PATCH_BYTES * if places < MOST_PATCHES { places } else { MOST_PATCHES }
+    PATCH_BYTES * if places < MAX_PATCHES { places } else { MAX_PATCHES }
 }
 
 /// Device memory of the strips of a matrix in the fast layout, in bytes.
@@ -117,16 +117,26 @@ pub(super) struct Items {
 }
 
 /// How blocks share a matrix in the order of a plan of the sum:
-/// [`OrderPart`](super::split::OrderPart).
+/// [`OrderPlan`](super::split::OrderPlan).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Order {
+    /// Strips of all matrices before.
     pub(super) first_strip: u32,
     pub(super) splits: u32,
+    /// Length of each split but the last, in blocks of
+    /// [`SPLIT_COLUMNS`](super::split::SPLIT_COLUMNS).
     pub(super) length: u32,
+    /// Splits at once; if there are more than units, some at a time, in passes.
     pub(super) pass_splits: u32,
-    /// Strips at once, and from bit 8 on 2^16 / `pass_splits` + 1.
+    /// Most strips at once, and from bit 8 on 2^16 / `pass_splits` + 1.
     pub(super) strips: u32,
+}
+
+impl Order {
+    pub(super) const fn has_passes(self) -> bool {
+        self.splits > self.pass_splits
+    }
 }
 
 /// Splits of a matrix's columns.
@@ -247,9 +257,9 @@ pub(super) struct Fast256 {
     pub(super) share_stages: u32,
 }
 
-pub(super) const MOST_EXPERTS: usize = 1024;
+pub(super) const MAX_EXPERTS: usize = 1024;
 /// Fewest places of one expert that a block multiplies at once.
-pub(super) const LEAST_CHUNK: u64 = 8;
+pub(super) const MIN_CHUNK: u64 = 8;
 
 /// A launch of the kernel that multiplies by experts.
 #[derive(Clone, Copy, Debug, Default)]

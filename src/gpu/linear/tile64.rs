@@ -12,7 +12,7 @@ use crate::Result;
 use crate::gpu::module::{Kernels, Module, config};
 
 /// Fewest stages of decoded weights per block: one is filled while another is multiplied.
-const LEAST_STAGES: u32 = 2;
+const MIN_STAGES: u32 = 2;
 
 /// Strips per group of a matrix as stored that is multiplied by more than
 /// [`ROWS`](super::task::ROWS) rows of x.
@@ -82,7 +82,7 @@ pub struct Tile64Demand {
 
 impl Tile64Demand {
     /// The number of stages and the dynamic shared memory of a block: as many stages as leave room
-    /// for the largest tile, at least `LEAST_STAGES`. If the largest tile then lacks room, it is
+    /// for the largest tile, at least `MIN_STAGES`. If the largest tile then lacks room, it is
     /// read from where it lies, slowly.
     pub fn block(self, x_rows: u32, staged: u32, room: u32) -> (u32, u32) {
         let class = class_of(x_rows.into());
@@ -91,9 +91,9 @@ impl Tile64Demand {
             let fixed = fixed + stages * self.stages[class];
             (stages, fixed + self.slots * (self.slot + staged))
         };
-        let mut all = (LEAST_STAGES..=self.most_stages).rev().map(with);
+        let mut all = (MIN_STAGES..=self.most_stages).rev().map(with);
         let fitting = all.find(|&(_, shared)| shared <= room);
-        let (count, shared) = fitting.unwrap_or_else(|| with(LEAST_STAGES));
+        let (count, shared) = fitting.unwrap_or_else(|| with(MIN_STAGES));
         (count, shared.min(room))
     }
 }

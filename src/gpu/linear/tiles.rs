@@ -15,7 +15,7 @@ use crate::gpu::module::{Kernels, Module, config};
 const WARP_GROUP: u32 = 4;
 /// Fewest bytes of a tile's bits that a stage holds, if the tile has as many: most of a common
 /// tile.
-const LEAST_STAGE: u32 = 2048;
+const MIN_STAGE_BYTES: u32 = 2048;
 /// The stages of a block together take a multiple of this many bytes.
 const STAGE_UNIT: u32 = 16;
 
@@ -160,7 +160,7 @@ impl TileDemand {
         let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
         let left = free.min(warps * each);
         let slot = (left / warps).saturating_sub(self.x_of_warp(x_rows)) / self.stages / 16 * 16;
-        let least = self.of_warp(x_rows, staged.min(LEAST_STAGE));
+        let least = self.of_warp(x_rows, staged.min(MIN_STAGE_BYTES));
         let shape = BlockShape { warps, tables, sets, shared: fixed + left, slot };
         (free >= warps * least).then_some(shape)
     }

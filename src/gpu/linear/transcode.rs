@@ -8,7 +8,7 @@ use cudarc::driver::{CudaStream, sys::CUdeviceptr};
 
 use super::fast::{Packer, Strips};
 use super::matrix::{Matrix, MatrixArrays, within};
-use super::task::{MOST_COLUMNS, STRIP_ROWS, fast_bytes, good_exceptions};
+use super::task::{MAX_COLUMNS, STRIP_ROWS, fast_bytes, good_exceptions};
 use crate::gpu::fault::{OrFault, refuse};
 use crate::gpu::{device::Device, status::Status};
 use crate::{Result, parallel};
@@ -132,7 +132,7 @@ impl FastPacker {
         stream: &CudaStream,
     ) -> Result<Self> {
         let weights = rows.checked_mul(columns).and_then(|weights| u32::try_from(weights).ok());
-        let fits = columns <= MOST_COLUMNS && strips.is_multiple_of(16);
+        let fits = columns <= MAX_COLUMNS && strips.is_multiple_of(16);
         let Some(weights) = weights.filter(|&weights| weights > 0 && fits) else {
             let problem = format!("{rows} x {columns} weights cannot be packed at {strips:#x}");
             return refuse(problem, "take fewer rows, and memory that begins on 256 bytes");

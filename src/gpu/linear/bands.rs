@@ -1,6 +1,6 @@
 //! How thread blocks share matrices in the fast layout for more than [`ROWS`](super::task::ROWS)
-//! rows of x (`kernels/linear_task.cuh`). The result's bits depend only on splits; the rest is
-//! chosen for speed.
+//! rows of x, in bands of these rows (`kernels/linear_task.cuh`). The result's bits depend only on
+//! splits; the rest is chosen for speed.
 
 use super::split::{BLOCKS, has_columns, split_blocks};
 use super::task::{MATRICES, STRIP_ROWS};
@@ -18,7 +18,7 @@ const HALF_STRIPS: u64 = 2;
 /// Bytes of the sums that a block with groups of [`FAST256_STRIPS`] keeps in memory or hands over.
 const FAST256_PARTIAL_BYTES: u64 = 3 * FAST256_STRIPS * STRIP_ROWS * FAST256_CLASSES[1] * 4;
 /// Values also compiled into the kernels.
-pub(super) const MANY_SPLIT: [u64; 7] = [
+pub(super) const BAND_SPLIT: [u64; 7] = [
     FAST128_STRIPS,
     FAST256_STRIPS,
     HALF_STRIPS,
@@ -37,7 +37,7 @@ pub(super) const FAST256_CLASSES: [u64; 2] = [192, 256];
 /// or H200 runs at once. Several launches take less time than one with more rows, probably because
 /// L2 does not hold the columns of x that its blocks read
 /// (`benches/record/2026-11-28-many-rows-h100.md`).
-pub(super) const MANY_ROWS: u64 = 12 * FAST256_CLASSES[1];
+pub(super) const LAUNCH_ROWS: u64 = 12 * FAST256_CLASSES[1];
 /// Most splits to choose from if the caller asks for none.
 const FREE_SPLITS: u64 = 4;
 
@@ -64,7 +64,7 @@ const HANDED_STAGE: [(u64, u64); 3] = [(16 << 20, 100), (40 << 20, 120), (u64::M
 /// How a launch multiplies 17 or more rows of x by matrices in the fast layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Many {
+pub struct BandPlan {
     /// Splits of the columns of each matrix.
     pub splits: [u8; MATRICES],
     /// The kernel: 32, 64, 128, 192 or 256 rows of x.
@@ -83,7 +83,7 @@ pub struct Many {
     pub time: u64,
 }
 
-impl Many {
+impl BandPlan {
     /// Whether the kernel is one for groups of [`HALF_STRIPS`].
     pub(super) fn has_half_groups(&self) -> bool {
         self.share_stages > 0 && self.strips == HALF_STRIPS
@@ -123,7 +123,7 @@ impl Many {
             return 0;
         }
         let groups: u64 = rows.map(|rows| rows.div_ceil(FAST256_STRIPS * STRIP_ROWS)).sum();
-        let bands = x_rows.min(MANY_ROWS).div_ceil(FAST256_CLASSES[0]);
+        let bands = x_rows.min(LAUNCH_ROWS).div_ceil(FAST256_CLASSES[0]);
         (groups * bands).min(processors.max(bands)) * FAST256_PARTIAL_BYTES
     }
 }
@@ -154,7 +154,7 @@ struct Shapes<'a> {
 }
 
 impl Shapes<'_> {
-    fn fastest(&self) -> Many {
+    fn fastest(&self) -> BandPlan {
         let most = self.matrices.iter().map(|&(_, splits)| splits).max().unwrap_or(1);
         // A larger cluster than the most splits need is useful only if other matrices have fewer
         // splits.
@@ -165,33 +165,34 @@ impl Shapes<'_> {
             for cluster in clusters.clone() {
                 // Even: a group of warps takes as long for one strip as for two.
                 let strips = (2..=FAST128_STRIPS).step_by(2);
-                all.extend(strips.map(|strips| self.wide(class, cluster, strips)));
+                all.extend(strips.map(|strips| self.fast_128(class, cluster, strips)));
             }
         }
         if self.x_rows > FAST128_CLASSES[2] {
             for class in 0..FAST256_CLASSES.len() {
-                all.push(self.large(class, HALF_STRIPS, HALF_STAGE[class]));
-                all.push(self.large(class, FAST256_STRIPS, FAST256_STAGE[class]));
+                all.push(self.fast_256(class, HALF_STRIPS, HALF_STAGE[class]));
+                all.push(self.fast_256(class, FAST256_STRIPS, FAST256_STAGE[class]));
             }
         }
-        all.into_iter().min_by_key(|many| many.time).expect("each class has some")
+        all.into_iter().min_by_key(|plan| plan.time).expect("each class has some")
     }
 
     fn bands(&self, class: u64) -> u64 {
         self.x_rows.div_ceil(class).max(1)
     }
 
-    fn launch(&self, class: u64, blocks: u64, time: u64) -> Many {
+    fn launch(&self, class: u64, blocks: u64, time: u64) -> BandPlan {
         let mut splits = [1; MATRICES];
         for (to, &(_, own)) in splits.iter_mut().zip(self.matrices) {
             *to = own as u8;
         }
         let band_rows = self.x_rows.div_ceil(self.bands(class)).next_multiple_of(8);
         let (cluster, strips, share_stages) = (1, 0, 0);
-        Many { splits, class, band_rows, blocks, cluster, strips, share_stages, time }
+        BandPlan { splits, class, band_rows, blocks, cluster, strips, share_stages, time }
     }
 
-    fn wide(&self, class: usize, cluster: u64, strips: u64) -> Many {
+    /// The plan for a kernel of [`FAST128_CLASSES`].
+    fn fast_128(&self, class: usize, cluster: u64, strips: u64) -> BandPlan {
         let (rows, (least, each)) = (FAST128_CLASSES[class], FAST128_STAGE[class]);
         let clusters = self.matrices.iter().map(|&(rows, splits)| {
             rows.div_ceil(STRIP_ROWS).div_ceil(strips).div_ceil(cluster / splits)
@@ -204,11 +205,11 @@ impl Shapes<'_> {
         };
         let block = self.matrices.iter().map(|&(_, splits)| block(splits)).max().unwrap_or(0);
         let time = clusters.div_ceil(at_once) * block;
-        Many { cluster, strips, ..self.launch(rows, clusters * cluster, time) }
+        BandPlan { cluster, strips, ..self.launch(rows, clusters * cluster, time) }
     }
 
-    /// `strips`: of a group; `stage`: nanoseconds.
-    fn large(&self, class: usize, strips: u64, stage: u64) -> Many {
+    /// The plan for a kernel of [`FAST256_CLASSES`]. `strips`: of a group; `stage`: nanoseconds.
+    fn fast_256(&self, class: usize, strips: u64, stage: u64) -> BandPlan {
         let rows = FAST256_CLASSES[class];
         let (bands, group) = (self.bands(rows), self.columns.div_ceil(FAST128_COLUMNS));
         let groups = self.matrices.iter().map(|(rows, _)| rows.div_ceil(strips * STRIP_ROWS));
@@ -223,31 +224,32 @@ impl Shapes<'_> {
             if cut_time < whole_time { (even, cut_time) } else { (whole, whole_time) };
         let time = time + ENDS;
         let blocks = all.div_ceil(share_stages) * bands;
-        let many = Many { strips, share_stages, ..self.launch(rows, blocks, time) };
+        let plan = BandPlan { strips, share_stages, ..self.launch(rows, blocks, time) };
         // Blocks that share x read it at the same time, and each half is whole groups of 8 rows.
         let is_paired = share_stages == whole
             && all.is_multiple_of(2 * share_stages)
-            && many.band_rows.is_multiple_of(16);
-        Many { cluster: if is_paired { 2 } else { 1 }, ..many }
+            && plan.band_rows.is_multiple_of(16);
+        BandPlan { cluster: if is_paired { 2 } else { 1 }, ..plan }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        BLOCKS, FAST128_CLASSES, FAST128_SPLITS, FAST128_STRIPS, MANY_ROWS, Many, fastest_splits,
+        BLOCKS, BandPlan, FAST128_CLASSES, FAST128_SPLITS, FAST128_STRIPS, LAUNCH_ROWS,
+        fastest_splits,
     };
     use crate::gpu::linear::split::has_columns;
 
-    fn of(rows: u64, columns: u64, splits: u64, x_rows: u64) -> Many {
-        Many::new([(rows, splits)].into_iter(), columns, x_rows, BLOCKS)
+    fn of(rows: u64, columns: u64, splits: u64, x_rows: u64) -> BandPlan {
+        BandPlan::new([(rows, splits)].into_iter(), columns, x_rows, BLOCKS)
     }
 
     #[test]
     fn blocks_have_all_strips_of_all_bands() {
         for rows in (1..200_000).step_by(21_001) {
             for columns in (8..40_000).step_by(6120) {
-                for x_rows in [17, 32, 33, 100, 128, 129, 200, 384, 1000, MANY_ROWS] {
+                for x_rows in [17, 32, 33, 100, 128, 129, 200, 384, 1000, LAUNCH_ROWS] {
                     for splits in
                         (0..=FAST128_SPLITS).filter(|&s| s == 0 || has_columns(columns, s))
                     {
@@ -258,57 +260,60 @@ mod tests {
         }
     }
 
-    fn check(many: Many, rows: u64, columns: u64, x_rows: u64) {
-        let shape = format!("{rows} x {columns}, {x_rows} rows: {many:?}");
-        let splits = u64::from(many.splits[0]);
-        let bands = x_rows.div_ceil(many.class);
+    fn check(plan: BandPlan, rows: u64, columns: u64, x_rows: u64) {
+        let shape = format!("{rows} x {columns}, {x_rows} rows: {plan:?}");
+        let splits = u64::from(plan.splits[0]);
+        let bands = x_rows.div_ceil(plan.class);
         assert!(has_columns(columns, splits), "{shape}");
-        assert!(many.band_rows <= many.class.next_multiple_of(8), "{shape}");
-        assert!((many.band_rows * (bands - 1)..many.band_rows * bands).contains(&(x_rows - 1)));
-        assert!(i32::try_from(many.blocks).is_ok(), "{shape}");
-        if many.share_stages > 0 {
+        assert!(plan.band_rows <= plan.class.next_multiple_of(8), "{shape}");
+        assert!((plan.band_rows * (bands - 1)..plan.band_rows * bands).contains(&(x_rows - 1)));
+        assert!(i32::try_from(plan.blocks).is_ok(), "{shape}");
+        if plan.share_stages > 0 {
             let stages = columns.div_ceil(64);
-            let all = rows.div_ceil(32 * many.strips) * stages;
-            assert!(x_rows > FAST128_CLASSES[2] && many.share_stages >= stages, "{shape}");
-            assert!(many.blocks <= BLOCKS && many.blocks / bands * many.share_stages >= all);
-            let bytes = many.blocks * 98_304 * many.strips;
-            if many.cluster > 1 {
-                let shares = many.blocks / bands;
-                assert_eq!((many.cluster, shares * many.share_stages), (2, all), "{shape}");
-                assert!(shares.is_multiple_of(2) && many.band_rows.is_multiple_of(16), "{shape}");
-                assert!(many.share_stages.is_multiple_of(stages), "{shape}");
+            let all = rows.div_ceil(32 * plan.strips) * stages;
+            assert!(x_rows > FAST128_CLASSES[2] && plan.share_stages >= stages, "{shape}");
+            assert!(plan.blocks <= BLOCKS && plan.blocks / bands * plan.share_stages >= all);
+            let bytes = plan.blocks * 98_304 * plan.strips;
+            if plan.cluster > 1 {
+                let shares = plan.blocks / bands;
+                assert_eq!((plan.cluster, shares * plan.share_stages), (2, all), "{shape}");
+                assert!(shares.is_multiple_of(2) && plan.band_rows.is_multiple_of(16), "{shape}");
+                assert!(plan.share_stages.is_multiple_of(stages), "{shape}");
             }
-            assert!(bytes <= Many::partial_bytes([rows].into_iter(), x_rows, BLOCKS), "{shape}");
+            assert!(
+                bytes <= BandPlan::partial_bytes([rows].into_iter(), x_rows, BLOCKS),
+                "{shape}"
+            );
         } else {
-            let groups = many.blocks / bands / many.cluster * (many.cluster / splits);
-            assert!(groups * many.strips >= rows.div_ceil(32), "{shape}");
-            assert!((1..=FAST128_STRIPS).contains(&many.strips) && many.cluster <= FAST128_SPLITS);
+            let groups = plan.blocks / bands / plan.cluster * (plan.cluster / splits);
+            assert!(groups * plan.strips >= rows.div_ceil(32), "{shape}");
+            assert!((1..=FAST128_STRIPS).contains(&plan.strips) && plan.cluster <= FAST128_SPLITS);
         }
     }
 
     #[test]
     fn shapes_have_the_fastest_ways() {
-        let wide = |rows, columns, splits, x_rows| {
-            let many = of(rows, columns, splits, x_rows);
-            (many.class, many.strips, many.cluster, many.blocks)
+        let fast_128 = |rows, columns, splits, x_rows| {
+            let plan = of(rows, columns, splits, x_rows);
+            (plan.class, plan.strips, plan.cluster, plan.blocks)
         };
-        assert_eq!(wide(6144, 4096, 1, 32), (32, 2, 1, 96));
-        assert_eq!(wide(4096, 14_336, 2, 64), (64, 2, 2, 128));
-        assert_eq!(wide(4096, 14_336, 4, 32), (32, 6, 4, 88));
-        assert_eq!(wide(28_672, 4096, 1, 128), (128, 8, 1, 112));
-        assert_eq!(wide(4096, 4096, 1, 256), (128, 2, 1, 128));
-        assert_eq!(wide(6144, 4096, 1, 512), (128, 6, 1, 128));
-        let large = |rows, columns, x_rows| {
-            let many = of(rows, columns, 1, x_rows);
-            assert!(!many.has_half_groups());
-            (many.class, many.share_stages, many.blocks)
+        assert_eq!(fast_128(6144, 4096, 1, 32), (32, 2, 1, 96));
+        assert_eq!(fast_128(4096, 14_336, 2, 64), (64, 2, 2, 128));
+        assert_eq!(fast_128(4096, 14_336, 4, 32), (32, 6, 4, 88));
+        assert_eq!(fast_128(28_672, 4096, 1, 128), (128, 8, 1, 112));
+        assert_eq!(fast_128(4096, 4096, 1, 256), (128, 2, 1, 128));
+        assert_eq!(fast_128(6144, 4096, 1, 512), (128, 6, 1, 128));
+        let fast_256 = |rows, columns, x_rows| {
+            let plan = of(rows, columns, 1, x_rows);
+            assert!(!plan.has_half_groups());
+            (plan.class, plan.share_stages, plan.blocks)
         };
-        assert_eq!(large(28_672, 4096, 256), (256, 128, 112));
-        assert_eq!(large(4096, 14_336, 2048), (256, 448, 128));
+        assert_eq!(fast_256(28_672, 4096, 256), (256, 128, 112));
+        assert_eq!(fast_256(4096, 14_336, 2048), (256, 448, 128));
         // x is larger than L2, so no share ends inside a group.
-        assert_eq!(large(4096, 14_336, 2304), (192, 672, 132));
-        assert_eq!(large(4096, 14_336, MANY_ROWS), (256, 672, 132));
-        assert_eq!(large(6144, 4096, MANY_ROWS), (192, 384, 128));
+        assert_eq!(fast_256(4096, 14_336, 2304), (192, 672, 132));
+        assert_eq!(fast_256(4096, 14_336, LAUNCH_ROWS), (256, 672, 132));
+        assert_eq!(fast_256(6144, 4096, LAUNCH_ROWS), (192, 384, 128));
         // Groups of four strips would occupy 64 multiprocessors.
         let half = of(4096, 14_336, 1, 384);
         assert!(half.has_half_groups());
@@ -316,18 +321,18 @@ mod tests {
         // Bands of 192 rows: each of two blocks brings 96 for both.
         assert_eq!((half.cluster, half.box_rows()), (2, 96));
         // Two blocks multiply one group, one after the other.
-        assert_eq!(large(6144, 4096, 1024), (256, 94, 132));
+        assert_eq!(fast_256(6144, 4096, 1024), (256, 94, 132));
     }
 
     #[test]
     fn matrices_with_other_splits_share_a_launch() {
         let shapes = [(4096, 2), (1024, 3), (1024, 3)];
-        let many = Many::new(shapes.into_iter(), 4096, 24, BLOCKS);
-        assert_eq!(many.splits[..4], [2, 3, 3, 1]);
-        assert!(many.cluster >= 3);
+        let plan = BandPlan::new(shapes.into_iter(), 4096, 24, BLOCKS);
+        assert_eq!(plan.splits[..4], [2, 3, 3, 1]);
+        assert!(plan.cluster >= 3);
         // The fastest splits are those of each matrix alone, on all GPUs.
         let free = |rows| fastest_splits(rows, 4096, 32);
-        let both = Many::new([(4096, 0), (1024, 0)].into_iter(), 4096, 17, 80);
+        let both = BandPlan::new([(4096, 0), (1024, 0)].into_iter(), 4096, 17, 80);
         assert_eq!(both.splits[..2], [free(4096) as u8, free(1024) as u8]);
         assert_eq!(fastest_splits(32, 64, 17), 1);
     }
