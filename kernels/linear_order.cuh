@@ -39,7 +39,7 @@
 //   prefetch  when its last weights and x have arrived, a block brings some of the next product's
 //             weights to L2
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 72, 80 and 96 registers for 8, 16 and more
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80, 92 and 93 registers for 8, 16 and more
 // rows, 20 warps. A stage is 172, 184 or 220 instructions of a warp in a straight line: 120 decode;
 // 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 310,
 // 331, 396. Products wait for each other (33 clocks each), which makes 264 of them.
