@@ -25,7 +25,7 @@ from df11._platform import IS_WINDOWS
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # By default PyTorch keeps compiled code for all processes of a user in one folder. Several runs use
 # it at once here, and one was handed code that did not compile.
-INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="df11-inductor-")
+INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="df11-inductor-", ignore_cleanup_errors=True)
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", INDUCTOR_CACHE.name)
 
 ROOT = Path(__file__).resolve().parents[2]

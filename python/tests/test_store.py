@@ -170,7 +170,7 @@ def http(hub: Hub, folder: Path) -> str:
 
 
 class Certified(NamedTuple):
-    """A folder behind HTTPS: its URL, and a file with the issuer's certificate."""
+    """A folder served by HTTPS: its URL, and a file with the issuer's certificate."""
 
     url: str
     issuer: Path
