@@ -9,7 +9,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import textwrap
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,10 +22,6 @@ from df11._platform import IS_WINDOWS
 
 # Models here are so small that threads take longer to start than to work; before PyTorch is there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# By default PyTorch keeps compiled code for all processes of a user in one folder. Several runs use
-# it at once here, and one was handed code that did not compile.
-INDUCTOR_CACHE = tempfile.TemporaryDirectory(prefix="df11-inductor-", ignore_cleanup_errors=True)
-os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", INDUCTOR_CACHE.name)
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"U8": 1, "BOOL": 1, "F16": 2, "BF16": 2, "F32": 4, "I64": 8, "F8_E4M3": 1}
@@ -232,6 +227,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         needed = (marker.args[0] if marker.args else 1) if marker else 0
         if needed > count:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs that PyTorch can use"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def inductor_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder for each process of a run. By default PyTorch keeps compiled code for all processes
+    of a user in one, which several fill at once here, and one was given code that did not compile.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
 
 
 @pytest.fixture(autouse=True)

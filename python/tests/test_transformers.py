@@ -388,7 +388,9 @@ def test_compiled_by_inductor(tmp_path: Path) -> None:
     found = []
     for each in (original, model):
         torch._dynamo.reset()
-        compiled = torch.compile(each, fullgraph=True)
+        # No headers compiled ahead, which PyTorch shares among all processes and runs.
+        options = {"cpp_cache_precompile_headers": False}
+        compiled = torch.compile(each, fullgraph=True, options=options)
         found.append([compiled(inputs_embeds=x).logits for _ in range(2)])
     assert torch.equal(*found[1]) and torch.equal(found[1][0], found[0][0])
     logits = compiled(prompt()).logits
