@@ -20,7 +20,7 @@ CATEGORY = "loaders/df11"
 FOLDERS = ("diffusion_models", "text_encoders", "checkpoints")
 NONE = "none"
 #: A container of more than this share of its file is not worth it.
-LEAST_SAVED = 0.98
+MIN_SAVED = 0.98
 
 
 def listed(folder: str) -> str:
@@ -141,7 +141,7 @@ class Compress:
         report = df11.compress(source, out, overwrite=overwrite, progress=Progress())
         sizes = f"{report.source_bytes:,} bytes, now {report.stored_bytes:,} ({report.ratio:.1%})"
         logging.info("df11: %s had %s", source.name, sizes)
-        if report.ratio > LEAST_SAVED:
+        if report.ratio > MIN_SAVED:
             few = "df11: %s has few floats, and takes about as much memory as before"
             logging.warning(few, source.name)
         return (str(out),)

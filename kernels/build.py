@@ -83,7 +83,7 @@ ALLOWED_SPILLS = {
 # (`setmaxnreg`): in linear_fast_128.cuh, linear_experts.cuh and linear_tile_16.cuh, 104 for each of
 # 512 threads and 64 for each of 128, of 640; in linear_fast_256.cuh, 216 for each of 256 and 72 for
 # each of 128, of 384. With fewer, a warp waits for registers for ever.
-LEAST_REGISTERS = (
+MIN_REGISTERS = (
     {
         (f"df11_linear_{kernel}", "sm_90a"): (104 * 512 + 64 * 128) // 640
         for kernel in (
@@ -249,7 +249,7 @@ def check_resources(kernel: str, target: str, taken: dict[str, int]) -> list[str
     allowed = ALLOWED_SPILLS.get((kernel, target), 0)
     if taken["spill_stores"] > allowed:
         problems.append(f"{kernel} spills {taken['spill_stores']} bytes, {allowed} are allowed")
-    least = LEAST_REGISTERS.get((kernel, target), 0)
+    least = MIN_REGISTERS.get((kernel, target), 0)
     if taken["registers"] < least:
         begin = f"{kernel} begins with {taken['registers']} registers"
         problems.append(f"{begin}, and would wait for {least} for ever")

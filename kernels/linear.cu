@@ -83,7 +83,7 @@ extern "C" __global__ void CLUSTERS __launch_bounds__(LINEAR_THREADS, 1)
 // places of one expert that a block multiplies at once.
 template <u32 ROWS>
 __device__ __forceinline__ void multiply_experts(const GroupedLaunch& launch) {
-    __shared__ u32 batches[MOST_EXPERTS + 1];
+    __shared__ u32 batches[MAX_EXPERTS + 1];
     wait_for_launch_before();
     const Grouped<ROWS> work = {launch, batches};
     work.count_batches(batches);
@@ -200,7 +200,7 @@ struct Constants {
         u32 partial_bytes = LINEAR_PARTIAL_BYTES;
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
-        u32 most_experts = MOST_EXPERTS;
+        u32 most_experts = MAX_EXPERTS;
         u32 order_split[2] = {ORDER_UNITS, ORDER_HELPERS};
         u32 many_split[7] = {FAST128_STRIPS,
                              FAST256_STRIPS,
@@ -234,9 +234,9 @@ struct Constants {
         u32 row = run_set_bytes(1);
         u32 warp = TILE_SLOTS * (SLOT_HEAD + BITS_AFTER);
         u32 stages = TILE_SLOTS;
-        u32 most_sets = MOST_RUN_SETS;
+        u32 most_sets = MAX_RUN_SETS;
         u32 most_warp = x_bytes_of_warp(2);
-        u32 most_tables = MOST_TABLES;
+        u32 most_tables = MAX_TABLES;
     } tile;
     // df11_linear_tile_2: shared_x_pitch.
     struct Tile2 {

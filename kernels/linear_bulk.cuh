@@ -5,17 +5,17 @@
 #include "linear_fast_16.cuh"
 
 namespace df11::linear {
-constexpr u32 MOST_STAGES = 16;
+constexpr u32 MAX_STAGES = 16;
 // The barriers, full and empty, precede the stages. Rows of x in a stage are 16 bytes apart modulo
 // 128, so that the rows of a matrix never conflict in a bank.
 constexpr u32 BULK_X_PLACE = LINEAR_WARPS * STEP_BYTES, BULK_X_PITCH = LINEAR_WARPS * 64 + 16;
 __host__ __device__ constexpr u32 stage_bytes(u32 eights) {
     return (BULK_X_PLACE + eights * 8 * BULK_X_PITCH + LINEAR_WARPS + 127) / 128 * 128;
 }
-constexpr u32 BULK_FIRST_BYTES = 3 * MOST_STAGES * 8 + SUMS_BYTES;
+constexpr u32 BULK_FIRST_BYTES = 3 * MAX_STAGES * 8 + SUMS_BYTES;
 // Stages that a block has in flight; blocks per cluster.
 constexpr u32 LINEAR_STAGES = 4, LINEAR_CLUSTER = 2;
-static_assert(LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MOST_STAGES, "a ring");
+static_assert(LINEAR_GROUP % LINEAR_CLUSTER == 0 && LINEAR_STAGES <= MAX_STAGES, "a ring");
 __host__ __device__ constexpr u32 bulk_shared_bytes(u32 eights) {
     return BULK_FIRST_BYTES + LINEAR_STAGES * stage_bytes(eights);
 }
@@ -122,8 +122,8 @@ __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;"
 struct Stages {
     u32 first, end, bytes, first_full;
     u32 place, full, phase = 0;
-    __device__ u32 empty() const { return full + MOST_STAGES * 8; }
-    __device__ u32 x_empty() const { return full + 2 * MOST_STAGES * 8; }
+    __device__ u32 empty() const { return full + MAX_STAGES * 8; }
+    __device__ u32 x_empty() const { return full + 2 * MAX_STAGES * 8; }
     __device__ void next() {
         place += bytes;
         full += 8;
@@ -230,7 +230,7 @@ template <u32 EIGHTS, class Work>
 __device__ __forceinline__ void multiply_items(const Work& work, Stages stages, u32 warp,
                                                u32 lane) {
     wait_for_launch_before();
-    float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MOST_STAGES * 8);
+    float* const all_sums = reinterpret_cast<float*>(linear_shared + 3 * MAX_STAGES * 8);
     const u32 weights_place = kept(warp * STEP_BYTES + lane * 16);
     const u32 head_place = kept(stages.bytes - LINEAR_WARPS + warp / TILE_STEPS * 8);
     const u32 x_place = kept(BULK_X_PLACE + warp * 64 + lane % 8 * BULK_X_PITCH + lane / 8 * 16);
@@ -289,7 +289,7 @@ __device__ __forceinline__ void linear_bulk(const Work& work) {
     const u32 base = kept(shared_address(linear_shared));
     const u32 first = base + BULK_FIRST_BYTES;
     const u32 bytes = stage_bytes(EIGHTS);
-    const u32 count = min((room - BULK_FIRST_BYTES) / bytes, MOST_STAGES);
+    const u32 count = min((room - BULK_FIRST_BYTES) / bytes, MAX_STAGES);
     const Stages stages = {first, first + count * bytes, bytes, base, first, base};
     const bool aligned = has_aligned_x(work.launch);
     // The weights' warp initialises the barriers and requests at once; the block's other warps wait

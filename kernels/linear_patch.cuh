@@ -74,7 +74,7 @@ struct StripPatches {
 
 extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
     df11_linear_patch(const __grid_constant__ PackTask task) {
-    __shared__ u32 all_numbers[PACK_WARPS][MOST_PATCHES + MOST_PATCHES / LANES];
+    __shared__ u32 all_numbers[PACK_WARPS][MAX_PATCHES + MAX_PATCHES / LANES];
     const u32 lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const u32 strip = blockIdx.x * PACK_WARPS + warp;
     if (strip >= (task.rows + STRIP_ROWS - 1) / STRIP_ROWS) return;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(PACK_WARPS* LANES)
                                       count,
                                       lane,
                                       all_numbers[warp],
-                                      all_numbers[warp] + MOST_PATCHES};
+                                      all_numbers[warp] + MAX_PATCHES};
         patches.find(tiles);
         all = patches.write(to, words);
     } else if (lane == 0) {

@@ -134,7 +134,7 @@ struct StageRing {
         show_barriers();
     }
 };
-using Fast128Ring = StageRing<MOST_STAGES>;
+using Fast128Ring = StageRing<MAX_STAGES>;
 
 // Like copy_bulk_once, by one lane; all lanes call it together with the same arguments.
 __device__ inline void copy_bulk_by_one(u32 to, const void* from, u32 bytes, u32 barrier,

@@ -26,11 +26,11 @@ constexpr u32 STRIP_ROWS = 32, STEP_COLUMNS = 32, STEP_BYTES = 1536, TILE_STEPS 
 // to 15, half 1 rows 16 to 31. A window is what df11_linear_order_* decode during one stage: of
 // blocks of 64 columns, number 2 w - 1 (products 0 to 3) and 2 w (4 to 7). NO_PATCH follows the
 // last patch; a strip with more entries than places begins with MANY_PATCHES.
-constexpr u32 TILE_PATCHES = 4, MOST_PATCHES = 512, PATCH_BYTES = 20;
+constexpr u32 TILE_PATCHES = 4, MAX_PATCHES = 512, PATCH_BYTES = 20;
 constexpr u32 NO_PATCH = 0xFFFFFFFF, MANY_PATCHES = 0xFFFFFFFE;
 __host__ __device__ constexpr u32 patch_places(u32 columns) {
     const u32 tiles = (columns + TILE_STEPS * STEP_COLUMNS - 1) / (TILE_STEPS * STEP_COLUMNS);
-    return tiles < MOST_PATCHES / TILE_PATCHES ? TILE_PATCHES * tiles : MOST_PATCHES;
+    return tiles < MAX_PATCHES / TILE_PATCHES ? TILE_PATCHES * tiles : MAX_PATCHES;
 }
 __host__ __device__ constexpr u32 patch_bytes(u32 columns) {
     return PATCH_BYTES * patch_places(columns);
@@ -290,7 +290,7 @@ __host__ __device__ constexpr u32 fast256_groups(u32 rows, u32 group_strips) {
 // df11_linear_grouped_8 without compute capability 9.0. Each takes this one argument by value, in
 // any number of blocks; df11_linear_constants gives the threads and the dynamic shared memory. The
 // bits of y depend only on the matrix, the row of x and the factor.
-constexpr u32 MOST_EXPERTS = 1024;
+constexpr u32 MAX_EXPERTS = 1024;
 constexpr u32 NO_EXPERT = ~0u;
 struct alignas(16) GroupedLaunch {
     const u16* x;  // row-major
@@ -308,7 +308,7 @@ struct alignas(16) GroupedLaunch {
     u32 x_rows,
         columns;          // size of x; an index at or past x_rows sets the status and counts as 0
     u32 rows;             // rows of each matrix, columns of y
-    u32 places, experts;  // at most MOST_EXPERTS experts
+    u32 places, experts;  // at most MAX_EXPERTS experts
     u32 slots, share;     // with blocks; share is at least 1
     u32 reserved;
     LinearMatrix whole;  // if `matrices` is null: the rows of all experts, one after the other;

@@ -308,7 +308,7 @@ __device__ __forceinline__ void linear_tile(const SharedTiles& work) {
     block.slot_empty = shared_address(common.slot_empty);
     make_barriers(common, warp, lane);
     __syncthreads();
-    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tables, sets = work.launch.sets,
+    const u32 tables = MAX_TABLES == 1 ? 1 : work.launch.tables, sets = work.launch.sets,
               xs = tile_fixed_bytes(work.launch.x_rows, tables, sets),
               fixed = xs + (X::IS_SHARED ? work.launch.x_rows * shared_x_pitch(work.launch.columns)
                                          : warps * x_bytes_of_warp(EIGHTS));

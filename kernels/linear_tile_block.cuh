@@ -12,23 +12,23 @@ static_assert(TILE_COLUMNS == TILE_STEPS * STEP_COLUMNS, "tiles of both layouts 
 // Bytes of the plane that a warp loads at once (two units of each lane), and those of a band.
 constexpr u32 PLANE_PAIR = LANES * 16, PLANE_BAND = PLANE_PAIR * BAND_UNITS / 2;
 // Sums of a run in shared memory: for each row of x, those of the strip's 32 rows.
-constexpr u32 MOST_RUNS = 16, RUN_PITCH = STRIP_ROWS;
+constexpr u32 MAX_RUNS = 16, RUN_PITCH = STRIP_ROWS;
 // Most items whose sums are in flight at once; the launch gives the number.
-constexpr u32 MOST_RUN_SETS = 2;
+constexpr u32 MAX_RUN_SETS = 2;
 // Most tables at once, so that the next matrix's table is there before it is needed; the launch
 // gives the number: one, two or four.
-constexpr u32 MOST_TABLES = HOPPER ? 4 : 1;
+constexpr u32 MAX_TABLES = HOPPER ? 4 : 1;
 // Warps that do not decode: one adds sums, the others bring tiles. They form a group, like those
 // that decode: groups exchange registers.
 constexpr u32 TILE_BRINGERS = 3, TILE_HELPERS = 1 + TILE_BRINGERS;
 static_assert(TILE_HELPERS == 4, "a group of warps");
 // Slots of each decoding warp, for tiles that are there or in flight.
-constexpr u32 TILE_SLOTS = 2, MOST_TILE_WARPS = 20;
+constexpr u32 TILE_SLOTS = 2, MAX_TILE_WARPS = 20;
 // Most rows of x that a block keeps in shared memory for all warps. More warps decode then.
 constexpr u32 TILE2_ROWS = 2;
 // Most decoding warps, by the rows of x.
 __host__ __device__ constexpr u32 tile_warps(u32 x_rows) {
-    return x_rows <= TILE2_ROWS ? MOST_TILE_WARPS : HOPPER ? 16 : 12;
+    return x_rows <= TILE2_ROWS ? MAX_TILE_WARPS : HOPPER ? 16 : 12;
 }
 // Bytes from one row of x in shared memory to the next: 64 modulo 128, so that lanes never conflict
 // in a bank.
@@ -51,7 +51,7 @@ __host__ __device__ constexpr u32 x_bytes_of_warp(u32 eights) {
 constexpr u32 TICKET_BYTES = 48, SLOT_HEAD = TICKET_BYTES + LANES * 8, BITS_AFTER = 16;
 
 __host__ __device__ constexpr u32 run_set_bytes(u32 x_rows) {
-    return MOST_RUNS * x_rows * RUN_PITCH * 4;
+    return MAX_RUNS * x_rows * RUN_PITCH * 4;
 }
 // Bytes of tables and of the sums of runs.
 __host__ __device__ constexpr u32 tile_fixed_bytes(u32 x_rows, u32 tables, u32 sets) {
@@ -80,7 +80,7 @@ __host__ __device__ constexpr u32 tile_slot_bytes(u32 shared, u32 warps, u32 x_r
 struct Runs {
     u32 length, count;
     __device__ explicit Runs(u32 tiles)
-        : length(max((tiles + MOST_RUNS - 1) / MOST_RUNS, 1u)),
+        : length(max((tiles + MAX_RUNS - 1) / MAX_RUNS, 1u)),
           // No division if a run is one tile: blocks begin with this.
           count(length == 1 ? tiles : (tiles + length - 1) / length) {}
 };
@@ -166,19 +166,19 @@ struct TileWalk {
         number++, item += gridDim.x;
         find_item(work);
     }
-    // How often a warp arrives at the item's barrier after the tile; MOST_RUNS times for all runs
+    // How often a warp arrives at the item's barrier after the tile; MAX_RUNS times for all runs
     // together.
     __device__ u32 arrivals() const {
         if (turn + 1 < length && at.tile + 1 < end) return 0;
-        return run + 1 == count ? MOST_RUNS + 1 - count : 1;
+        return run + 1 == count ? MAX_RUNS + 1 - count : 1;
     }
 };
 
 // Static shared memory of a block: barriers and counts.
 struct TileShared {
-    u64 set_full[MOST_RUN_SETS], set_empty[MOST_RUN_SETS];  // an item's sums: complete; added
-    u64 slot_full[MOST_TILE_WARPS][TILE_SLOTS], slot_empty[MOST_TILE_WARPS][TILE_SLOTS];
-    u64 filled[MOST_TABLES];  // phase: a table has been filled again
+    u64 set_full[MAX_RUN_SETS], set_empty[MAX_RUN_SETS];  // an item's sums: complete; added
+    u64 slot_full[MAX_TILE_WARPS][TILE_SLOTS], slot_empty[MAX_TILE_WARPS][TILE_SLOTS];
+    u64 filled[MAX_TABLES];  // phase: a table has been filled again
     u32 added;                // items whose sums have been added
     u32 fills;                // tables filled after the first
 };
@@ -268,9 +268,9 @@ __device__ __forceinline__ void make_barriers(TileShared& common, u32 warp, u32 
         make(common.slot_full[of_slots][lane], SLOT_ARRIVALS),
             make(common.slot_empty[of_slots][lane], SLOT_LANES);
     if (warp == 0) {
-        if (lane < MOST_RUN_SETS)
-            make(common.set_full[lane], MOST_RUNS * LANES), make(common.set_empty[lane], LANES);
-        if (lane < MOST_TABLES) make(common.filled[lane], LANES);
+        if (lane < MAX_RUN_SETS)
+            make(common.set_full[lane], MAX_RUNS * LANES), make(common.set_empty[lane], LANES);
+        if (lane < MAX_TABLES) make(common.filled[lane], LANES);
         if (lane == 0) common.added = common.fills = 0;
     }
     show_barriers();

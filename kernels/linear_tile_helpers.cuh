@@ -235,7 +235,7 @@ __device__ __forceinline__ void add_rows(const ItemOutput& to, u32 set, u32 runs
 }
 // Address of the sums of the item that has place `place`.
 __device__ inline u32 sums_of_item(const SharedTiles& work, u32 place) {
-    const u32 tables = MOST_TABLES == 1 ? 1 : work.launch.tables;
+    const u32 tables = MAX_TABLES == 1 ? 1 : work.launch.tables;
     return shared_address(linear_shared) + tables * u32(sizeof(TileTable)) +
            place * run_set_bytes(work.launch.x_rows);
 }

@@ -191,8 +191,8 @@ impl Drop for Kept {
 
 /// Half of the handles that this process may have, so that as many are left for all else.
 fn most_kept() -> usize {
-    const MOST: usize = 4096;
-    platform::most_open_files().map_or(MOST, |limit| MOST.min(limit as usize / 2))
+    const MAX: usize = 4096;
+    platform::most_open_files().map_or(MAX, |limit| MAX.min(limit as usize / 2))
 }
 
 /// Opens a regular file for reading, and never waits for the other end of a pipe.

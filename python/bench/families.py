@@ -83,7 +83,7 @@ FIRST += (
 #: Reasons for which small parameters are ordinary in every model; the note tells all others.
 USUAL = {"a vector", "as small as it is", "a buffer", "not in the containers"}
 #: Larger ones were not shrunk.
-MOST_WEIGHTS = 400_000_000
+MAX_WEIGHTS = 400_000_000
 
 
 def main() -> int:
@@ -299,7 +299,7 @@ def save(auto: Any, name: str, folder: Path, shrink: Shrink = small) -> type:
     config = shrink(default(configuration_auto.CONFIG_MAPPING[name]))
     with torch.device("meta"):
         count = sum(value.numel() for value in auto.from_config(config).parameters())
-    if count > MOST_WEIGHTS:
+    if count > MAX_WEIGHTS:
         raise ValueError(f"{count:,} weights are too many")
     model, generator = auto.from_config(config), torch.Generator().manual_seed(7)
     for key, value in model.named_parameters():

@@ -20,7 +20,7 @@ MAIN = {
 #: Types whose main input is an image, and which take a text alone too.
 TAKE_TEXT = ("idefics3", "kosmos-2", "smolvlm")
 #: How many inputs are tried.
-MOST = 64
+MAX = 64
 #: Length of a text.
 TOKENS = 96
 #: Sides of the grid of patches of an image, and frames of a video.
@@ -68,7 +68,7 @@ def inputs(model: Any, dtype: torch.dtype) -> Iterator[Given]:
                 if each and not any(alike(each, other) for other in tried):
                     tried.append(each)
                     yield each
-                if len(tried) == MOST:
+                if len(tried) == MAX:
                     return
 
 

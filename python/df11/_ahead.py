@@ -28,8 +28,8 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 Decode = Callable[..., Tensor]
 
 #: Larger weights, such as those of vocabularies, are not decoded ahead.
-MOST_BYTES = 256 << 20
-_MOST_KNOWN = 1 << 15
+MAX_BYTES = 256 << 20
+_MAX_KNOWN = 1 << 15
 
 
 class _Weight(NamedTuple):
@@ -109,7 +109,7 @@ class Ahead:
         elif self._last is not None:
             known = self._after.get(self._last)
             if known is None or known.key != key or known.arrays[0]() is None:
-                if len(self._after) >= _MOST_KNOWN:
+                if len(self._after) >= _MAX_KNOWN:
                     self._after.clear()
                 self._after[self._last] = _Weight.of(key, arrays)
         self._used.add(key)
@@ -121,7 +121,7 @@ class Ahead:
         if following is None:
             return None
         arrays = [array() for array in following.arrays]
-        if following.nbytes > MOST_BYTES or any(array is None for array in arrays):
+        if following.nbytes > MAX_BYTES or any(array is None for array in arrays):
             return None
         try:
             weight = torch.empty(following.shape, dtype=following.dtype, device=device)

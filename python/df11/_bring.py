@@ -111,9 +111,7 @@ def compress(
     if made is None:
         return reason
     saved = whole_bytes(value) - sum(aligned(array.numel()) for array in made[0])
-    return (
-        CompressedTensor(*made, value.shape, exact=exact) if saved >= _plan.LEAST_SAVED else SMALL
-    )
+    return CompressedTensor(*made, value.shape, exact=exact) if saved >= _plan.MIN_SAVED else SMALL
 
 
 def _values(items: Iterable[Item]) -> list[CompressedTensor]:

@@ -24,7 +24,7 @@ from . import _native
 from ._matrices import FAST, STORED, TILE_COLUMNS, TILE_ROWS, Part, raw_stream
 
 #: The fewest columns, rows and bytes of a matrix that a writer cuts into such tiles.
-LEAST_COLUMNS, LEAST_ROWS, LEAST_BYTES = 128, 16, 32 << 10
+MIN_COLUMNS, MIN_ROWS, MIN_BYTES = 128, 16, 32 << 10
 #: BF16 bytes that are processed at once; this takes 20 times as much memory.
 SLICE_BYTES = 16 << 20
 #: BF16 bytes that are on the GPU at once to be packed.
@@ -34,14 +34,14 @@ _PAIRS = 1 << 16
 _COUNTERS = 8
 _LANES, _LANE_PAIRS = 32, 128
 _RECORD_BYTES, _COPY_BYTES = 32, 16
-_MOST_EXCESS = 63
+_MAX_EXCESS = 63
 #: Dimensions of `_tiles` in the order of the bits and in the order of the plane.
 _BY_LANES, _BY_BANDS = (0, 3, 2, 6, 1, 4, 5, 7), (0, 3, 1, 4, 2, 6, 5, 7)
 
 
 def is_encodable(value: Tensor) -> bool:
     rows, columns = value.shape
-    large = rows >= LEAST_ROWS and columns >= LEAST_COLUMNS and value.nbytes >= LEAST_BYTES
+    large = rows >= MIN_ROWS and columns >= MIN_COLUMNS and value.nbytes >= MIN_BYTES
     return large and columns % 8 == 0
 
 
@@ -136,7 +136,7 @@ def _measure(bits: Tensor) -> tuple[Tensor, Tensor, int, int]:
     most = bits.amax(-1, keepdim=True) - least
     # The least shift with which all lengths of a tile can be written.
     steps = 1 << torch.arange(7, device=bits.device)
-    shift = (-(-most // steps) > _MOST_EXCESS).sum(-1, keepdim=True)
+    shift = (-(-most // steps) > _MAX_EXCESS).sum(-1, keepdim=True)
     excess = -(-(bits - least) // (1 << shift))
     lengths = least + (excess << shift)
     ends = lengths.cumsum(-1)

@@ -23,7 +23,7 @@ from ._order import Framework, Kernels, order_of
 #: Rows of x for each expert, on average, up to which kernels multiply instead of decoding. They are
 #: faster up to 256 (benches/record/2026-11-28-experts-h200.md), but each new number of rows is
 #: measured, with 5.5 bytes per weight of all experts, and prompts have many.
-MOST_ROUTED = 32
+MAX_ROUTED = 32
 _BF16 = torch.bfloat16
 
 
@@ -191,7 +191,7 @@ def _grouped_in_order(
     """
     if not x.is_cuda or x.dtype != _BF16 or offs.dtype != torch.int32:
         return None
-    if not 0 < x.shape[0] <= MOST_ROUTED * experts:
+    if not 0 < x.shape[0] <= MAX_ROUTED * experts:
         return None
     if grouped(arrays, parts, experts, x.device.index) is None:
         return None

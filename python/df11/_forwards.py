@@ -68,9 +68,9 @@ _PLAIN = (
 )
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)
 #: The most layers of one call: the limit of a launch.
-_MOST = 8
+_MAX = 8
 #: The depth to which forwards of layers and methods are read.
-_MOST_DEPTH = 4
+_MAX_DEPTH = 4
 
 Place = tuple[int, int, int, int]
 
@@ -188,7 +188,7 @@ class _Reader:
         last: dict[str, list[_Call]] = {}
         for call in self._calls(block, layers):
             run = last.get(call.x, [])
-            is_new = call.layer in [one.layer for one in run] or len(run) == _MOST
+            is_new = call.layer in [one.layer for one in run] or len(run) == _MAX
             if not run or is_new or not self._is_pure_between(block, run[0], call):
                 runs.append(run := [])
                 last[call.x] = run
@@ -342,7 +342,7 @@ class _Reader:
     def _reads(self, module: nn.Module, function: Any, path: str) -> bool:
         """Whether a function of values is pure and returns values."""
         source = source_of(function)
-        if source is None or self.depth == _MOST_DEPTH:
+        if source is None or self.depth == _MAX_DEPTH:
             return False
         reader = _Reader(module, function, source.definition, self.depth + 1)
         reader.path, reader.called, reader.functions = path, self.called, self.functions

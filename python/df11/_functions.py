@@ -22,7 +22,7 @@ _NO_MEMORY = 1 << 62
 #: there.
 _COMPARING = ("accelerate", "compressed_tensors", "peft", "transformers")
 #: The most calls between `load_state_dict`, or transformers' loader, and the tensor.
-_MOST_FRAMES = 6
+_MAX_FRAMES = 6
 _LOADER = "transformers.core_model_loading"
 
 
@@ -45,7 +45,7 @@ def _is_assigned() -> bool:
     weights, where nobody needs gradients.
     """
     frame, code = sys._getframe(2), nn.Module._load_from_state_dict.__code__
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if frame.f_code is code or frame.f_globals.get("__name__") == _LOADER:
             return True
         if frame.f_back is None:

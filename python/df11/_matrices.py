@@ -39,10 +39,10 @@ TABLE_BYTES = 16384
 #: Kernels multiply by and gather from windows that begin and end on multiples of these.
 TILE_ROWS, TILE_COLUMNS = 32, 256
 #: The most entries of a cache here. Entries own nothing and are made again in microseconds.
-_MOST = 1 << 15
+_MAX = 1 << 15
 _ABSENT = object()
 #: More than any memory holds. Products of two sides up to it, with all additions, fit 64 bits.
-_MOST_WEIGHTS = 1 << 48
+_MAX_WEIGHTS = 1 << 48
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -130,7 +130,7 @@ def check(arrays: Sequence[Tensor], parts: Sequence[int]) -> None:
             raise ValueError(f"columns {part.column_begin}..{part.column_end} of {part.columns}")
         if part.width != parts[7] - parts[6]:
             raise ValueError(f"parts of {parts[7] - parts[6]} and of {part.width} columns")
-        if part.rows * part.columns > _MOST_WEIGHTS or not 0 <= part.staged_bytes < 1 << 32:
+        if part.rows * part.columns > _MAX_WEIGHTS or not 0 <= part.staged_bytes < 1 << 32:
             raise ValueError(
                 f"{part.staged_bytes} staged bytes of {part.rows} x {part.columns} weights"
             )
@@ -204,7 +204,7 @@ def _cached(make: Function) -> Function:
         key = (*given, *parts, *places)
         if (value := known.get(key, _ABSENT)) is _ABSENT:
             value = make(arrays, parts, *given)
-            if len(known) >= _MOST:
+            if len(known) >= _MAX:
                 known.clear()
             known[key] = value
         return value

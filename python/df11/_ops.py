@@ -67,7 +67,7 @@ class Multiplication(NamedTuple):
 #: Multiplications in a framework's order, by what decides them; empty if no kernel keeps that
 #: order, or decoding first is faster. To find one again takes 10 microseconds and more.
 _known: dict[tuple[Any, ...], Multiplication | tuple[()]] = {}
-_MOST_KNOWN = 1 << 15
+_MAX_KNOWN = 1 << 15
 
 library = torch.library.Library("df11", "DEF")  # type: ignore[no-untyped-call]
 
@@ -113,7 +113,7 @@ def _check_memory_alike(given: Iterable[Any]) -> None:
 
 
 #: Larger matrices are read in place, so a copy never takes more memory than this.
-MOST_BROUGHT_BYTES = 256 << 20
+MAX_BROUGHT_BYTES = 256 << 20
 
 
 def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
@@ -131,7 +131,7 @@ def _copied_to_gpu(arrays: Arrays, parts: Numbers, index: int) -> Arrays:
     copies: list[Tensor] = []
     for part, mine in parts_with_arrays(arrays, parts):
         some = part.height * part.width * 2 < part.rows * part.columns
-        large = sum(array.nbytes for array in mine) > MOST_BROUGHT_BYTES
+        large = sum(array.nbytes for array in mine) > MAX_BROUGHT_BYTES
         if some or large or part.is_fast:
             copies += mine
         else:
@@ -373,7 +373,7 @@ def _multiply_as_known(x: Tensor, biases: Biases, how: Multiplication) -> list[T
 
 def _remember(key: tuple[Any, ...] | None, how: Multiplication | tuple[()]) -> None:
     if key is not None:
-        if len(_known) >= _MOST_KNOWN:
+        if len(_known) >= _MAX_KNOWN:
             _known.clear()
         _known[key] = how
 

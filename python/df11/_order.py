@@ -36,12 +36,12 @@ from ._encoding import pack_dense
 from ._order_cache import OrderCache
 
 #: Splits consist of whole blocks of this many columns; and the most splits that are tried.
-_BLOCK, _MOST_SPLITS = 64, 16
+_BLOCK, _MAX_SPLITS = 64, 16
 #: The fewest outputs that are compared, and how many must differ in another order.
-_LEAST_OUTPUTS, _LEAST_DIFFERENT = 1 << 14, 1 << 11
-_MOST_DRAWS = 64
+_MIN_OUTPUTS, _MIN_DIFFERENT = 1 << 14, 1 << 11
+_MAX_DRAWS = 64
 #: cuBLAS looks at alignments of addresses up to this many bytes.
-_MOST_ALIGNED = 256
+_MAX_ALIGNED = 256
 #: Rows of x for which batch-invariant products are measured.
 _INVARIANT_ROWS = 16
 #: Weights that are generated at once.
@@ -50,13 +50,13 @@ _SLICE_WEIGHTS = 1 << 22
 #: of experts of a token.
 _TOKENS_AT_ONCE, _EXPERTS_PER_TOKEN = 256, 8
 #: The most bytes for x and y of a case that is measured.
-_MOST_BYTES = 3 << 30
+_MAX_BYTES = 3 << 30
 #: How often a case is met, by any weights, until it is measured: the first weight may be gone.
-_MOST_MEETINGS = 1 << 9
+_MAX_MEETINGS = 1 << 9
 #: The most cases that wait. Then all are forgotten.
-_MOST_WAITING = 1 << 12
+_MAX_WAITING = 1 << 12
 #: The most cases in a process. Then all are forgotten, and read from disk again.
-_MOST_CASES = 1 << 15
+_MAX_CASES = 1 << 15
 _BF16 = torch.bfloat16
 
 
@@ -152,9 +152,9 @@ def order_of(
 def _must_wait(index: int, case: Case, weight: int) -> bool:
     """Whether the weight meets a case for the first time. Remembers that it has met it."""
     first, count = _waiting.pop((index, case), (weight, 0))
-    if (count and first == weight) or count >= _MOST_MEETINGS:
+    if (count and first == weight) or count >= _MAX_MEETINGS:
         return False
-    if len(_waiting) >= _MOST_WAITING:
+    if len(_waiting) >= _MAX_WAITING:
         _waiting.clear()
     _waiting[index, case] = first, count + 1
     return True
@@ -172,11 +172,11 @@ def prepare(
     of this shape. Measures all unknown cases with one W. Not while a graph is captured.
     """
     rows, columns = shape
-    bias = _MOST_ALIGNED if with_bias else 0
+    bias = _MAX_ALIGNED if with_bias else 0
     product = (framework.name, rows, columns)
     cases = [
         Case(
-            *product, *_sides((count, columns), (columns, 1), framework), _MOST_ALIGNED, bias, flags
+            *product, *_sides((count, columns), (columns, 1), framework), _MAX_ALIGNED, bias, flags
         )
         for flags in [_flags()]
         for count in x_rows
@@ -239,7 +239,7 @@ def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
     for side, stride in zip(reversed(shape), reversed(strides), strict=True):
         if stride == real or (side == 1 and _aligned(2 * stride) == _aligned(2 * dense)):
             result.append(dense)
-        elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MOST_ALIGNED:
+        elif stride > real and _aligned(2 * stride) == _aligned(2 * dense) == _MAX_ALIGNED:
             result.append(2 * dense)
         else:
             return strides
@@ -250,7 +250,7 @@ def stride_class(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 def _aligned(address: int) -> int:
     """The largest relevant power of two that divides an address in bytes."""
-    address |= _MOST_ALIGNED
+    address |= _MAX_ALIGNED
     return address & -address
 
 
@@ -296,7 +296,7 @@ def _recall(index: int, case: Case) -> Order | None:
 
 
 def _remember(index: int, case: Case, order: Order) -> Order:
-    if len(_known) >= _MOST_CASES:
+    if len(_known) >= _MAX_CASES:
         _known.clear()
     _known[index, case] = order
     return order
@@ -350,7 +350,7 @@ class Probe:
         if self.packed is None or not _is_dense(case) or not case.x_rows:
             return UNKNOWN
         height = self.rows // self.framework.experts
-        if case.x_rows * (9 * self.columns + 7 * height) > _MOST_BYTES:
+        if case.x_rows * (9 * self.columns + 7 * height) > _MAX_BYTES:
             return UNKNOWN
         if splits := self._splits(case, False):
             return Order(splits)
@@ -362,7 +362,7 @@ class Probe:
         candidates = family(self.columns)
         different: dict[int, Tensor] = {}
         outputs = case.x_rows * self.rows
-        draws = min(_MOST_DRAWS, max(2, -(-_LEAST_OUTPUTS // outputs)))
+        draws = min(_MAX_DRAWS, max(2, -(-_MIN_OUTPUTS // outputs)))
         for draw in range(draws):
             x, bias = self._inputs(case, spread=3 if draw % 2 else 1)
             expected = self.framework.multiply(x, self.weight, bias)
@@ -416,7 +416,7 @@ class Probe:
         return torch.randn(shape, generator=self.generator, device=self.device)
 
     def _laid_out(self, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
-        first = alignment % _MOST_ALIGNED // 2
+        first = alignment % _MAX_ALIGNED // 2
         count = 1 + sum((side - 1) * step for side, step in zip(shape, strides, strict=True))
         memory = torch.empty(first + count, dtype=_BF16, device=self.device)
         return memory.as_strided(shape, strides, first)
@@ -425,7 +425,7 @@ class Probe:
 def family(columns: int) -> list[int]:
     """Numbers of splits that give different orders of this many columns, in ascending order."""
     blocks = -(-columns // _BLOCK)
-    most = min(blocks, _MOST_SPLITS)
+    most = min(blocks, _MAX_SPLITS)
     return [splits for splits in range(1, most + 1) if -(-blocks // -(-blocks // splits)) == splits]
 
 
@@ -435,9 +435,9 @@ def verdict(different: dict[int, int], outputs: int) -> int:
     """
     equal = [splits for splits, count in different.items() if count == 0]
     others = [count for count in different.values() if count]
-    if len(equal) != 1 or equal == [0] or not others or outputs < _LEAST_OUTPUTS:
+    if len(equal) != 1 or equal == [0] or not others or outputs < _MIN_OUTPUTS:
         return 0
-    return equal[0] if min(others) >= _LEAST_DIFFERENT else 0
+    return equal[0] if min(others) >= _MIN_DIFFERENT else 0
 
 
 def _differing(y: Tensor, expected: Tensor) -> Any:

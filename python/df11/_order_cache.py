@@ -29,9 +29,9 @@ from ._platform import loaded_library
 #: Increased when the meaning of entries changes.
 FORMAT = 1
 #: The most entries of a file (about 150 bytes each), and the most files; the oldest are removed.
-_MOST_ENTRIES, _MOST_FILES = 1 << 13, 32
-_MOST_BYTES = 8 << 20
-_MOST_SPLITS = 1 << 10
+_MAX_ENTRIES, _MAX_FILES = 1 << 13, 32
+_MAX_BYTES = 8 << 20
+_MAX_SPLITS = 1 << 10
 #: Variables by which cuBLAS and PyTorch choose other products.
 _PREFIXES = ("CUBLAS", "TORCH_CUBLAS", "TORCH_BLAS", "DISABLE_ADDMM", "CUDA_MPS", "PYTORCH_TUNABLE")
 
@@ -63,7 +63,7 @@ class OrderCache:
         }
         held = self._read() or self._entries
         kept = {case: order for case, order in held.items() if case not in added} | added
-        self._entries = dict(list(kept.items())[-_MOST_ENTRIES:])
+        self._entries = dict(list(kept.items())[-_MAX_ENTRIES:])
         if self.file is None:
             return
         with suppress(OSError):
@@ -75,7 +75,7 @@ class OrderCache:
             # A pipe or a device might have no end.
             if self.file is None or not self.file.is_file():
                 return {}
-            if self.file.stat().st_size > _MOST_BYTES:
+            if self.file.stat().st_size > _MAX_BYTES:
                 return {}
             held = json.loads(self.file.read_bytes())
             if held["about"] != json.loads(json.dumps(self.about)):
@@ -88,7 +88,7 @@ class OrderCache:
 
 def _order(value: Any) -> tuple[int, bool] | None:
     splits, apart = value
-    if type(splits) is not int or type(apart) is not bool or not 0 <= splits <= _MOST_SPLITS:
+    if type(splits) is not int or type(apart) is not bool or not 0 <= splits <= _MAX_SPLITS:
         return None
     return splits, apart
 
@@ -107,7 +107,7 @@ def _replace(file: Path, text: str) -> None:
 
 def _bound(folder: Path) -> None:
     files = sorted(folder.glob("orders-*.json"), key=lambda file: file.stat().st_mtime)
-    for file in files[:-_MOST_FILES]:
+    for file in files[:-_MAX_FILES]:
         file.unlink(missing_ok=True)
 
 

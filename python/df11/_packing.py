@@ -30,7 +30,7 @@ from transformers.core_model_loading import dot_natural_key
 from ._arrays import known_dtype_of
 from ._bring import compress
 from ._container import Sliceable
-from ._encoding import LEAST_BYTES
+from ._encoding import MIN_BYTES
 from ._load import place_others
 from ._modules import entries
 from ._origin import Digest, Origin, Weight, digest, settled, stamp
@@ -102,7 +102,7 @@ class PackingTaker(LastConversion):
             return f"used as {value.dtype}".replace("torch.", "")
         if (reason := why_ordinary(item, {}, False, value.is_cuda)) is not None:
             return reason
-        if value.nbytes < LEAST_BYTES:
+        if value.nbytes < MIN_BYTES:
             return SMALL
         return compress(value, item.residence_if(self.residence), self.device, self.exact)
 

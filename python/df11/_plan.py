@@ -16,7 +16,7 @@ from . import _native
 from ._arrays import dtype_of
 from ._container import share
 from ._devices import CPU, Devices
-from ._encoding import LEAST_BYTES, LEAST_COLUMNS, matrix_for
+from ._encoding import MIN_BYTES, MIN_COLUMNS, matrix_for
 from ._matrices import TABLE_BYTES, Part, parts_with_arrays
 from ._modules import Spot, common, look_up, outer
 from ._tensor import CompressedTensor
@@ -34,7 +34,7 @@ EXCEPTIONAL = "too many exceptions for the fast layout"
 #: Arrays begin on multiples of this many bytes.
 ALIGNMENT = 256
 #: Bytes that compression must save; a weight that saves less stays ordinary.
-LEAST_SAVED = 1
+MIN_SAVED = 1
 #: Share of the fast layout that exceptions may add, until they are counted.
 EXCEPTIONS = 0.01
 
@@ -132,7 +132,7 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
         return "stored as it is"
     if isinstance(value, CompressedTensor):
         tables = item.table_bytes if on_gpu else 0
-        return SMALL if whole_bytes(value) - item.stored_bytes - tables < LEAST_SAVED else None
+        return SMALL if whole_bytes(value) - item.stored_bytes - tables < MIN_SAVED else None
     if value.dtype != torch.bfloat16:
         return why_no_matrix(value, MADE)
     is_gap = any(one.encoding == "gap" for one in stored)
@@ -140,17 +140,17 @@ def why_ordinary(item: Item, container: Any, is_buffer: bool, on_gpu: bool) -> s
     if item.is_encodable:
         return None
     if on_gpu and value.numel() and value.shape[-1] % 8 == 0:
-        return SMALL if whole_bytes(value) - fast_bytes(value) < LEAST_SAVED else None
+        return SMALL if whole_bytes(value) - fast_bytes(value) < MIN_SAVED else None
     return GAP if is_gap else why_no_matrix(value)
 
 
 def why_no_matrix(value: Tensor, otherwise: str = NARROW) -> str:
     """The reason why a tensor of several dimensions cannot be compressed in memory."""
-    if value.numel() * value.element_size() < LEAST_BYTES:
+    if value.numel() * value.element_size() < MIN_BYTES:
         return SMALL
-    if value.shape[-1] % 8 and value.shape[-1] > LEAST_COLUMNS:
+    if value.shape[-1] % 8 and value.shape[-1] > MIN_COLUMNS:
         return ODD
-    return NARROW if value.shape[-1] < LEAST_COLUMNS else otherwise
+    return NARROW if value.shape[-1] < MIN_COLUMNS else otherwise
 
 
 @dataclass

@@ -39,7 +39,7 @@ from ._tensor import PLAIN, CompressedTensor, is_at_once
 #: Devices on which kernels multiply by several matrices at once.
 DEVICES = ("cuda",)
 #: Rows of x up to which one launch for several matrices takes less time than one each.
-MOST_ROWS = 64
+MAX_ROWS = 64
 #: Functions that a call of a linear layer runs, unless they were exchanged.
 _FORWARD, _CALL, _LINEAR = nn.Linear.forward, nn.Module.__call__, functional.linear
 
@@ -148,7 +148,7 @@ def multiply(module: nn.Module, x: Tensor, siblings: Siblings) -> Sequence[Tenso
 
 
 def _has_few_rows(x: Tensor) -> bool:
-    return x.dim() > 0 and x.shape.numel() <= MOST_ROWS * x.shape[-1]
+    return x.dim() > 0 and x.shape.numel() <= MAX_ROWS * x.shape[-1]
 
 
 def _is_watched() -> bool:

@@ -15,7 +15,7 @@ from ._modules import local
 from ._ops import orders
 from ._origin import Origin, is_as_loaded, members, origins
 from ._report import html_table, show_bytes
-from ._siblings import MOST_ROWS, joined_siblings
+from ._siblings import MAX_ROWS, joined_siblings
 from ._tensor import CompressedTensor
 from ._watch import check_gpus
 
@@ -115,7 +115,7 @@ class ModelReport:
         if self.siblings:
             layers = sum(map(len, self.siblings))
             products = f"{layers} matrices that share x in {len(self.siblings)} products"
-            many = f"above {MOST_ROWS} rows of x each has its own product"
+            many = f"above {MAX_ROWS} rows of x each has its own product"
             yield "at once", f"{products}; {many}"
         if why := sorted(self.ordinary.items()):
             parts = (

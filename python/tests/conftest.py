@@ -243,7 +243,7 @@ def compressed_on_gpus(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     so that most matrices of the tests' models would be left as they are, and nothing tested.
     """
     if request.node.get_closest_marker("gpu"):
-        monkeypatch.setattr("df11._plan.LEAST_SAVED", -(1 << 20))
+        monkeypatch.setattr("df11._plan.MIN_SAVED", -(1 << 20))
 
 
 @pytest.fixture(scope="session")

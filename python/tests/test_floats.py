@@ -28,7 +28,7 @@ from weights import same
 import df11
 import df11.torch
 from df11 import _plan
-from df11._encoding import LEAST_BYTES
+from df11._encoding import MIN_BYTES
 from df11._matrices import TABLE_BYTES
 from df11._tensor import CompressedTensor
 
@@ -119,7 +119,7 @@ def test_a_module_has_exact_values(tmp_path: Path, dtype: torch.dtype) -> None:
 def all_matrices_are_compressed(model: Any) -> bool:
     layers = (torch.nn.Linear, torch.nn.Embedding)
     weights = [one.weight for one in model.modules() if isinstance(one, layers)]
-    large = [one for one in weights if one.numel() * one.element_size() >= LEAST_BYTES]
+    large = [one for one in weights if one.numel() * one.element_size() >= MIN_BYTES]
     return bool(large) and all(isinstance(one, CompressedTensor) for one in large)
 
 
@@ -466,7 +466,7 @@ def was_fp8(root: Path) -> tuple[Path, Path]:
 def test_bf16_that_was_fp8_stays_compressed(tmp_path: Path) -> None:
     before, after = was_fp8(tmp_path)
     stored = df11.open(after)
-    large = {one.encoding for one in stored.values() if one.nbytes >= LEAST_BYTES}
+    large = {one.encoding for one in stored.values() if one.nbytes >= MIN_BYTES}
     assert large == {"float", "tile"}
     original, model = aligned(load(before)), load(after)
     attached = df11.attach(copy.deepcopy(original), after, device="cpu")

@@ -242,7 +242,7 @@ def test_shapes_are_checked_before_anything_runs() -> None:
 
 
 def test_the_cache_of_matrices_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_matrices, "_MOST", 4)
+    monkeypatch.setattr(_matrices, "_MAX", 4)
     arrays, parts = described("edge")
     for row in range(9):
         window = [*parts[:4], row, row + 1, *parts[6:]]

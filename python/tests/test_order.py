@@ -571,8 +571,8 @@ def test_a_file_of_another_name_does_not_count(tmp_path: Path) -> None:
 
 
 def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("df11._order_cache._MOST_ENTRIES", 3)
-    monkeypatch.setattr("df11._order_cache._MOST_FILES", 2)
+    monkeypatch.setattr("df11._order_cache._MAX_ENTRIES", 3)
+    monkeypatch.setattr("df11._order_cache._MAX_FILES", 2)
     for at in range(4):
         cache = OrderCache(tmp_path, {"gpu": at})
         for rows in range(1, 6):
@@ -583,7 +583,7 @@ def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     kept = OrderCache(tmp_path, {"gpu": 3})
     known = [kept.get(case(rows, COLUMNS)) is not None for rows in range(1, 6)]
     assert known == [False, False, True, True, True]
-    monkeypatch.setattr("df11._order_cache._MOST_BYTES", 10)
+    monkeypatch.setattr("df11._order_cache._MAX_BYTES", 10)
     assert OrderCache(tmp_path, {"gpu": 3}).get(case(5, COLUMNS)) is None
 
 

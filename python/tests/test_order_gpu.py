@@ -15,7 +15,7 @@ from weights import same
 import df11
 from df11 import _matrices, _native, _ops, _order
 from df11._encoding import encode, pack_dense
-from df11._experts import MOST_ROUTED
+from df11._experts import MAX_ROUTED
 from df11._tensor import CompressedTensor
 
 pytestmark = pytest.mark.gpu
@@ -226,7 +226,7 @@ def test_training_and_adapters(decoded: list[Any]) -> None:
     assert len(decoded) <= 2
 
 
-@pytest.mark.parametrize("rows", [1, 6, 40, 200, 8 * MOST_ROUTED, 8 * MOST_ROUTED + 1])
+@pytest.mark.parametrize("rows", [1, 6, 40, 200, 8 * MAX_ROUTED, 8 * MAX_ROUTED + 1])
 @torch.no_grad()
 def test_experts(rows: int, decoded: list[Any]) -> None:
     """By kernels for few rows of each expert and for more; and decoded."""
@@ -242,7 +242,7 @@ def test_experts(rows: int, decoded: list[Any]) -> None:
         found = torch._grouped_mm(x, tensor.mT, offs=offs)
         assert same(found, torch._grouped_mm(x, dense.mT, offs=offs))
     if keeps_orders():
-        assert bool(decoded) == (rows > MOST_ROUTED * experts)
+        assert bool(decoded) == (rows > MAX_ROUTED * experts)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-bias", "qwen3-tied", "mixtral"])

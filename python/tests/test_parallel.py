@@ -245,7 +245,7 @@ def main(root: Path) -> None:
     torch.set_num_threads(1)
     # Like the fixture compressed_on_gpus; and cuDNN's attention has other bits from run to run.
     if torch.cuda.is_available():
-        _plan.LEAST_SAVED = -(1 << 20)
+        _plan.MIN_SAVED = -(1 << 20)
     torch.backends.cuda.enable_cudnn_sdp(False)
     # The bytes of a process with the whole model.
     found: dict[str, Any] = {"alone": df11.report(load(root / "even/df11")).device_bytes}

@@ -744,12 +744,12 @@ def test_autocast_many_rows_and_other_hooks(joint: list[int]) -> None:
     module = joined(OneExpression)
     with torch.autocast("cpu", torch.bfloat16):
         assert module(X.float())[0].dtype == torch.bfloat16
-    module(torch.zeros(_siblings.MOST_ROWS + 1, 256).bfloat16())
+    module(torch.zeros(_siblings.MAX_ROWS + 1, 256).bfloat16())
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     module(X)
     handle.remove()
     assert not joint
-    module(torch.zeros(_siblings.MOST_ROWS, 256).bfloat16())
+    module(torch.zeros(_siblings.MAX_ROWS, 256).bfloat16())
     assert joint == [2]
 
 

@@ -25,7 +25,7 @@ from weights import WEIGHTS, container_of, same, streamed, weights
 import df11
 from df11 import _native, _ops
 from df11._container import Tensors
-from df11._encoding import LEAST_BYTES
+from df11._encoding import MIN_BYTES
 from df11._matrices import DTYPES, FAST, STORED
 from df11._tensor import CompressedTensor
 
@@ -45,7 +45,7 @@ CASTS: dict[int, Cast] = {
 LARGE = [
     (kind, name)
     for kind, name in product(CASTS, WEIGHTS)
-    if WEIGHTS[name].numel() * DTYPES[kind].itemsize >= LEAST_BYTES
+    if WEIGHTS[name].numel() * DTYPES[kind].itemsize >= MIN_BYTES
 ]
 MULTIPLIED = [kind for kind in CASTS if DTYPES[kind].itemsize > 1]
 GPU = torch.device("cuda", 0)

@@ -8,7 +8,7 @@ from math import prod
 from df11_directory import ceil_div, require, segment_elements
 
 ESCAPE = 104
-LEAST = 1 << 31
+MIN_STATE = 1 << 31
 
 
 def order(weight: int) -> int:
@@ -113,7 +113,7 @@ def decode_segment(data: bytes, top: int, contexts: list[Context], base: bytes) 
     """The weights of a segment (*Decoding*)."""
     count, *states = struct.unpack_from("<I4Q", data)
     require(36 + 4 * count <= len(data), "a segment has fewer words")
-    require(all(LEAST <= x < LEAST << 32 for x in states), "a state at the start")
+    require(all(MIN_STATE <= x < MIN_STATE << 32 for x in states), "a state at the start")
     words = iter(struct.unpack_from(f"<{count}I", data, 36))
     raw = RawBits(data[36 + 4 * count :])
     weights = [weight for (weight,) in struct.iter_unpack("<H", base)]
@@ -131,10 +131,10 @@ def decode_segment(data: bytes, top: int, contexts: list[Context], base: bytes) 
             step = -(z + 1 >> 1) if z & 1 else z >> 1
             weights[unit + i] = weight_at((order(weight) + step) % 65536)
         for s, x in enumerate(states):
-            if x < LEAST:
+            if x < MIN_STATE:
                 word = next(words, None)
                 require(word is not None, "words end early")
                 states[s] = x << 32 | word
-    require(states == [LEAST] * 4 and next(words, None) is None, "the states do not end right")
+    require(states == [MIN_STATE] * 4 and next(words, None) is None, "the states do not end right")
     require(raw.left < 32 and raw.value == 0, "the raw bits do not end right")
     return struct.pack(f"<{len(weights)}H", *weights)

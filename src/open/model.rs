@@ -294,10 +294,10 @@ impl Model {
 
 /// The first few, separated by commas.
 fn some(all: impl IntoIterator<Item = impl ToString, IntoIter: ExactSizeIterator>) -> String {
-    const MOST: usize = 4;
+    const MAX: usize = 4;
     let all = all.into_iter();
-    let more = all.len().saturating_sub(MOST);
-    let mut text = all.take(MOST).map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
+    let more = all.len().saturating_sub(MAX);
+    let mut text = all.take(MAX).map(|one| one.to_string()).collect::<Vec<_>>().join(", ");
     if more > 0 {
         text = format!("{text} and {more} more");
     }

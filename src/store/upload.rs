@@ -273,9 +273,9 @@ fn unhurried<T: Send + 'static>(
     patience: Patience,
     work: impl Future<Output = io::Result<T>> + Send + 'static,
 ) -> io::Result<T> {
-    const MOST: Duration = Duration::from_secs(10);
+    const MAX: Duration = Duration::from_secs(10);
     let handle = runtime::handle().map_err(io::Error::other)?;
-    let most = MOST.min(patience.stall);
+    let most = MAX.min(patience.stall);
     let work = async move {
         time::timeout(most, work).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     };

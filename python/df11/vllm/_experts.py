@@ -35,7 +35,7 @@ from ._layers import Options, defer, finish
 
 #: Average rows of x per expert up to which kernels are faster than decoding all experts, on Hopper
 #: (benches/record/2026-11-28-experts-h200.md).
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 #: How vLLM 0.26 chooses experts on the CPU. Later ones have a router for that.
 _select_experts: Any = None
 _CPU_ROUTER = "vllm.model_executor.layers.fused_moe.cpu_fused_moe"
@@ -178,7 +178,7 @@ class Df11ExpertsMethod(FusedMoEMethodBase):
 
     def most_tokens(self, layer: Any) -> int:
         """The most tokens that kernels multiply by compressed experts."""
-        return _MOST_ROWS * layer.global_num_experts // self.moe.experts_per_token
+        return _MAX_ROWS * layer.global_num_experts // self.moe.experts_per_token
 
     def multiplies(self, layer: Any, tokens: int, chosen: int) -> bool:
         """Whether kernels multiply this many tokens, each with `chosen` experts."""

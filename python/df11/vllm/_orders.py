@@ -23,7 +23,7 @@ from ._operators import framework
 logger = init_logger("vllm.plugins.df11")
 
 #: The most requests for which products with a vocabulary are measured; no graph holds these.
-_MOST_REQUESTS = 256
+_MAX_REQUESTS = 256
 _NAMED = 4
 #: Bytes in BF16 up to which a weight stays BF16 if products with it would have to decode it:
 #: decoding takes longer than reading it.
@@ -46,7 +46,7 @@ def find_orders(model: nn.Module, vllm_config: VllmConfig) -> None:
     """
     begin = time.perf_counter()
     captured = vllm_config.compilation_config.cudagraph_capture_sizes or [1]
-    requests = range(1, min(vllm_config.scheduler_config.max_num_seqs, _MOST_REQUESTS) + 1)
+    requests = range(1, min(vllm_config.scheduler_config.max_num_seqs, _MAX_REQUESTS) + 1)
     tied = getattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", False)
     named: dict[_Shape, list[str]] = {}
     unknown: dict[_Shape, list[int]] = {}

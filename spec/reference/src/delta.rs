@@ -6,7 +6,7 @@ use crate::{Result, require};
 
 const ESCAPE: u8 = 104;
 const STATES: usize = 4;
-const LEAST: u64 = 1 << 31;
+const MIN_STATE: u64 = 1 << 31;
 
 /// Tokens of a context, each with its frequency and its start (*Codebook*).
 type Context = Vec<(u8, u64, u64)>;
@@ -84,7 +84,7 @@ fn decode_segment(
 ) -> Result<()> {
     let count = u32::read(&mut bytes)?;
     let mut states = <[u64; STATES]>::read(&mut bytes)?;
-    let right = states.iter().all(|state| (LEAST..LEAST << 32).contains(state));
+    let right = states.iter().all(|state| (MIN_STATE..MIN_STATE << 32).contains(state));
     require(right, "6.6: a state at the start")?;
     let mut words = slice(bytes, 0, 4 * u64::from(count))?;
     let raw = &bytes[words.len()..];
@@ -101,11 +101,11 @@ fn decode_segment(
             *state = frequency * (*state / 2048) + slot - start;
             *bytes = weight(base, difference(token, raw, &mut bit)?).to_le_bytes();
         }
-        for state in states.iter_mut().filter(|state| **state < LEAST) {
+        for state in states.iter_mut().filter(|state| **state < MIN_STATE) {
             *state = *state << 32 | u64::from(u32::read(&mut words)?);
         }
     }
-    require(states == [LEAST; STATES] && words.is_empty(), "6.6: end of the states")?;
+    require(states == [MIN_STATE; STATES] && words.is_empty(), "6.6: end of the states")?;
     let rest = 8 * raw.len() as u64 - bit;
     require(rest < 32 && number(raw, bit, rest)? == 0, "6.6: end of the raw bits")
 }

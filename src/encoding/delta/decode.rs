@@ -4,7 +4,7 @@ use std::{borrow::Cow, ops::Range};
 
 use super::{
     codebook::{Codebook, FREQUENCY_BITS, MAX_CONTEXTS, TOTAL, context},
-    encode::{LEAST, STATES, UNIT, WORD_BITS},
+    encode::{MIN_STATE, STATES, UNIT, WORD_BITS},
     sizes::{BITSTREAM, CODEBOOK, DeltaSizes, MIN_SEGMENT_BYTES, RECORD_BYTES, RECORDS},
     token::{KINDS, LOOKED_AT, apply, with_raw_bits},
 };
@@ -301,7 +301,7 @@ impl<'a> OpenSegment<'a> {
         let (words, _) = rest.as_chunks();
         let words = words.split_at_checked(count);
         let (words, _) = words.ok_or_else(|| corrupt("a segment has fewer words"))?;
-        let is_within = |state| (LEAST..LEAST << WORD_BITS).contains(state);
+        let is_within = |state| (MIN_STATE..MIN_STATE << WORD_BITS).contains(state);
         let are_within = states.iter().all(is_within);
         Error::unless(are_within, || corrupt("a state is not within 2^31 to 2^63"))?;
         Ok(Self { at, states, words, raw: &rest[4 * count..], word: 0, bit: 0 })
@@ -350,7 +350,7 @@ impl<'a> OpenSegment<'a> {
 
     /// Checks that all of it was decoded.
     fn finish(&self) -> Result<()> {
-        let ends = self.word == self.words.len() && self.states == [LEAST; STATES];
+        let ends = self.word == self.words.len() && self.states == [MIN_STATE; STATES];
         Error::unless(ends, || {
             corrupt(self.at, "the states of a segment do not end with its words")
         })?;
@@ -420,7 +420,7 @@ fn refill(states: &mut [u64; STATES], words: &[[u8; 4]; STATES]) -> usize {
     let mut taken = 0;
     for state in states {
         let word = u32::from_le_bytes(words[taken % STATES]);
-        let is_small = *state < LEAST;
+        let is_small = *state < MIN_STATE;
         let filled = *state << WORD_BITS | u64::from(word);
         *state = if is_small { filled } else { *state };
         taken += usize::from(is_small);

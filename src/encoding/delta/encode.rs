@@ -17,13 +17,13 @@ pub(super) const STATES: usize = 4;
 /// Weights between two places at which states take words.
 pub(super) const UNIT: usize = 8;
 /// The least state, with which a segment ends. No state reaches 2^32 times it.
-pub(super) const LEAST: u64 = 1 << 31;
+pub(super) const MIN_STATE: u64 = 1 << 31;
 /// Bits of a word.
 pub(super) const WORD_BITS: u32 = u32::BITS;
 /// Symbols of all contexts.
 const SYMBOLS: usize = MAX_CONTEXTS << TOKEN_BITS;
 /// States stay below 2^this.
-const STATE_BITS: u32 = LEAST.trailing_zeros() + WORD_BITS;
+const STATE_BITS: u32 = MIN_STATE.trailing_zeros() + WORD_BITS;
 
 /// How a state takes a token of a context.
 ///
@@ -196,7 +196,7 @@ impl Encoder {
     /// Q: Why is this fast? Four states are computed side by side, and whether a state gives a word
     /// is no branch.
     fn encode_chosen(&mut self) -> ([u64; STATES], usize) {
-        let mut states = [LEAST; STATES];
+        let mut states = [MIN_STATE; STATES];
         let (units, last) = self.chosen.as_chunks::<UNIT>();
         // A state gives at most a word in a unit.
         self.words.resize(STATES * (units.len() + 1), 0);
@@ -350,14 +350,14 @@ mod tests {
 
     #[test]
     fn multiplication_divides() {
-        let most = LEAST << WORD_BITS;
+        let most = MIN_STATE << WORD_BITS;
         let near = |state: u64| [state - 1, state, state + 1];
         for frequency in 1..=TOTAL as u16 {
             let symbol = Symbol::new(frequency, TOTAL as u16 - frequency);
             let (frequency, start) = (u64::from(frequency), TOTAL - u64::from(frequency));
             let multiples = [1, 2, most / frequency / 2, most / frequency - 1];
             let states = multiples.into_iter().flat_map(|count| near(count * frequency));
-            for state in states.chain([1, LEAST, most - 1]) {
+            for state in states.chain([1, MIN_STATE, most - 1]) {
                 let (quotient, rest) = (state / frequency, state % frequency);
                 // A state that is given a token leaves room for it.
                 if (1..most).contains(&state) && quotient < u64::MAX >> FREQUENCY_BITS {
