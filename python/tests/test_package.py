@@ -254,6 +254,16 @@ def test_no_module_imports_itself_by_others() -> None:
     assert not left, f"these import each other: {sorted(left)}"
 
 
+def test_super_alone_is_followed_by_an_attribute() -> None:
+    """From Python 3.12 on, torch.compile knows `super().name`, but no other use of `super()`."""
+    for path in PACKAGE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        followed = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        for node in nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node) == "super()":
+                assert id(node) in followed, f"{path}:{node.lineno}"
+
+
 def test_each_name_is_listed_once() -> None:
     names = dir(df11)
     assert len(names) == len(set(names)) and {"Config", "Df11Config", "attach"} <= set(names)

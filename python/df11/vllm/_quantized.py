@@ -102,12 +102,15 @@ def _with_decoded(call: Any, arguments: dict[str, Any]) -> Any:
 class _Config(QuantizationConfig):
     """A base of a new class, before a config class of vLLM. The classes below are bases in the same
     way, before method classes.
+
+    `super` has arguments, because torch.compile follows some of the calls: from Python 3.12 on it
+    knows `super()` alone only if an attribute follows at once.
     """
 
     df11: Options
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
-        vllm: Any = super()
+        vllm: Any = super(_Config, self)  # noqa: UP008
         method = vllm.get_quant_method(layer, prefix)
         if isinstance(layer, GateLinear):
             return method
@@ -190,7 +193,7 @@ class _Method(QuantizeMethodBase):
     df11: Options
 
     def create_weights(self, layer: Any, *args: Any, **kwargs: Any) -> None:
-        vllm: Any = super()
+        vllm: Any = super(_Method, self)  # noqa: UP008
         vllm.create_weights(layer, *args, **kwargs)
         for name in NAMES:
             if (told := _attributes(layer, weight := layer._parameters.get(name))) is not None:
@@ -214,7 +217,7 @@ class _Method(QuantizeMethodBase):
 
 class _Linear(_Method):
     def apply(self, layer: Any, x: Any, bias: Tensor | None = None) -> Tensor:
-        vllm: Any = super()
+        vllm: Any = super(_Linear, self)  # noqa: UP008
         return cast(Tensor, vllm.apply(_with_weights(layer), x, bias))
 
 
@@ -226,11 +229,11 @@ class _Experts(_Method):
         return False
 
     def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        vllm: Any = super()
+        vllm: Any = super(_Experts, self)  # noqa: UP008
         return vllm.apply(_with_weights(layer), *args, **kwargs)
 
     def apply_monolithic(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        vllm: Any = super()
+        vllm: Any = super(_Experts, self)  # noqa: UP008
         return vllm.apply_monolithic(_with_weights(layer), *args, **kwargs)
 
 
