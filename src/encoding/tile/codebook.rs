@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    huffman::{Code, assign, is_complete, package_merge},
+    huffman::{Code, assign, is_complete, least_bits, package_merge},
 };
 
 const COUNTS: usize = MAX_CODE_BITS as usize;
@@ -221,17 +221,14 @@ struct Tried {
 
 impl Tried {
     fn new(pairs: &[(u16, u64)], escaped: usize) -> Self {
-        let (escape, coded) = lengths(pairs, escaped);
-        let (rare, common) = pairs.split_at(escaped);
-        let value = u64::from(VALUE_BITS);
+        let (rare, coded) = pairs.split_at(escaped);
         let rare_count: u64 = rare.iter().map(|&(_, count)| count).sum();
-        let common_bits: u64 = coded
-            .iter()
-            .zip(common)
-            .map(|(&(_, length), &(_, count))| count * u64::from(length))
-            .sum();
-        let bits =
-            rare_count * (u64::from(escape) + value) + common_bits + value * coded.len() as u64;
+        let mut counts: Vec<u64> = coded.iter().map(|&(_, count)| count).collect();
+        if escaped > 0 {
+            counts.insert(counts.partition_point(|&count| count < rare_count), rare_count);
+        }
+        let values = rare_count + coded.len() as u64;
+        let bits = least_bits(&counts, MAX_CODE_BITS) + values * u64::from(VALUE_BITS);
         Self { escaped, bits, cost: bits + rare_count * ESCAPE_COST }
     }
 }
