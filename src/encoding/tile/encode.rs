@@ -339,7 +339,8 @@ impl LaneBuffer {
     /// Writes the pairs of a lane; their bits, or `None` if one has no code.
     ///
     /// Takes two whole units at a time: eight look-ups make one piece of bits. Longer codes are
-    /// written unit by unit, or pair by pair.
+    /// written unit by unit, or pair by pair; units use their piece too, or the compiler would make
+    /// it after the comparison, and keep eight indices in memory until then.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
         let (whole, rest) = exponents.lane(lane);
