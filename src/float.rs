@@ -140,15 +140,6 @@ pub(crate) trait Float {
         each_weight::<Self>(weights, exponents, |word| Self::SPLIT.exponent(word));
     }
 
-    /// The exponents of the weights of a word, pair by pair: where two weights were, the low 16
-    /// bits have the exponents of both.
-    #[inline]
-    fn pairs(word: u64) -> u64 {
-        let (room, mask) = (8 * Self::SPLIT.bytes() as u32, (1 << Self::SPLIT.exponent_bits) - 1);
-        let exponents = word >> Self::SPLIT.mantissa_bits() & in_each(room, mask);
-        exponents | exponents >> (room - 8)
-    }
-
     /// The bits that some weight of a word has.
     #[inline]
     fn any_of(word: u64) -> u32 {
@@ -338,12 +329,6 @@ pub(crate) mod tests {
             let (own, _) = words.split_at(8 / each);
             let word = load(&unit, 0);
             assert_eq!(F::any_of(word), own.iter().fold(0, |bits, word| bits | word));
-            for (at, pair) in own.as_chunks().0.iter().enumerate() {
-                let pair: [u32; 2] = *pair;
-                let exponents = pair.map(|word| F::SPLIT.exponent(word));
-                let found = (F::pairs(word) >> (16 * each * at)) as u16;
-                assert_eq!(found.to_le_bytes(), exponents);
-            }
             let mut exponents = [0; UNIT];
             F::exponents(&unit, &mut exponents);
             assert_eq!(exponents, words.map(|word| F::SPLIT.exponent(word)));

@@ -198,7 +198,12 @@ pub(crate) fn package_merge<T: Copy + Ord + Default + Add<Output = T>>(
         return lengths;
     }
     let leaves: Vec<T> = symbols.iter().map(|&symbol| counts[symbol]).collect();
-    let levels = levels(&leaves, limit);
+    let (mut list, mut levels) = (leaves.clone(), vec![vec![true; leaves.len()]]);
+    for _ in 1..limit {
+        let mut level = Vec::with_capacity(2 * leaves.len());
+        list = merged(&leaves, &list, |is_leaf| level.push(is_leaf));
+        levels.push(level);
+    }
     let mut wanted = 2 * symbols.len() - 2;
     for is_leaf in levels.iter().rev() {
         let chosen = is_leaf[..wanted].iter().filter(|&&leaf| leaf).count();
@@ -210,28 +215,45 @@ pub(crate) fn package_merge<T: Copy + Ord + Default + Add<Output = T>>(
     lengths
 }
 
-/// For each level, from the longest codes up: which items of its list are symbols (the others are
-/// packages).
-fn levels<T: Copy + Ord + Add<Output = T>>(leaves: &[T], limit: u8) -> Vec<Vec<bool>> {
-    let (mut list, mut levels) = (leaves.to_vec(), vec![vec![true; leaves.len()]]);
-    for _ in 1..limit {
-        let packages: Vec<T> = list.as_chunks::<2>().0.iter().map(|&[a, b]| a + b).collect();
-        let mut merged = vec![(leaves[0], true); leaves.len() + packages.len()];
-        let (mut leaves, mut packages) = (leaves, &packages[..]);
-        for slot in &mut merged {
-            // Which one is next cannot be predicted, and is no branch; of equals it is the leaf.
-            let is_leaf = match (leaves.first(), packages.first()) {
-                (Some(leaf), Some(package)) => leaf <= package,
-                (leaf, _) => leaf.is_some(),
-            };
-            *slot = ((if is_leaf { leaves } else { packages })[0], is_leaf);
-            leaves = &leaves[usize::from(is_leaf)..];
-            packages = &packages[usize::from(!is_leaf)..];
-        }
-        levels.push(merged.iter().map(|&(_, is_leaf)| is_leaf).collect());
-        list = merged.into_iter().map(|(weight, _)| weight).collect();
+/// The bits that symbols of these counts, in ascending order, take with the lengths of
+/// [`package_merge`]: the weight of all chosen items.
+pub(crate) fn least_bits(counts: &[u64], limit: u8) -> u64 {
+    let mut list = counts.to_vec();
+    if counts.len() < 2 {
+        return list.iter().sum();
     }
-    levels
+    for _ in 1..limit {
+        list = merged(counts, &list, |_| ());
+    }
+    list[..2 * counts.len() - 2].iter().sum()
+}
+
+/// The list of a level, from that of the level below; tells of each item whether it is a symbol
+/// (the others are packages).
+fn merged<T: Copy + Ord + Add<Output = T>>(
+    leaves: &[T],
+    below: &[T],
+    mut tell: impl FnMut(bool),
+) -> Vec<T> {
+    let packages: Vec<T> = below.as_chunks::<2>().0.iter().map(|&[a, b]| a + b).collect();
+    let (mut leaves, mut packages) = (leaves, &packages[..]);
+    let mut merged = Vec::with_capacity(leaves.len() + packages.len());
+    while let (&[leaf, ..], &[package, ..]) = (leaves, packages) {
+        // Which one is next cannot be predicted, and is no branch; of equals it is the leaf.
+        let is_leaf = leaf <= package;
+        merged.push(if is_leaf { leaf } else { package });
+        leaves = &leaves[usize::from(is_leaf)..];
+        packages = &packages[usize::from(!is_leaf)..];
+        tell(is_leaf);
+    }
+    for _ in leaves {
+        tell(true);
+    }
+    for _ in packages {
+        tell(false);
+    }
+    merged.extend(leaves.iter().chain(packages));
+    merged
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod histogram;
 mod tables;
 
 pub use code::{Code, CodeLengths, Codes};
-pub(crate) use code::{assign, is_complete, package_merge};
+pub(crate) use code::{assign, is_complete, least_bits, package_merge};
 pub use histogram::Histogram;
 pub(crate) use tables::{Luts, SYMBOLS_PER_ENTRY, SymbolTable, TABLE_BITS, verify_codebook};
 pub use tables::{codebook, read_codebook};

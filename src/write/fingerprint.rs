@@ -1,23 +1,30 @@
 //! Fingerprints of tensors, which prove that the second pass reads the same bytes as the first.
 
-/// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. A number for each 16
-/// bytes mixes them with their place; exclusive or joins all numbers, so that parts come in any
-/// order. Fingerprints take far less time than hashes, and prove nothing against a writer who wants
-/// to keep them; verification compares hashes.
+use crate::float::load;
+
+/// Computes what bytes of a tensor, from `offset` on, add to its fingerprint. Each 8 bytes, and the
+/// number of their place, make a product of two halves; exclusive or joins all products, so that
+/// parts come in any order. Fingerprints take far less time than hashes. They miss a change of one
+/// half of 8 bytes where the other half and the place make zero (once in 2^32), and prove nothing
+/// against a writer who wants to keep them; verification compares hashes.
+///
+/// Q: Why is this fast? Products of 32 bits are vector instructions on any processor, and the
+/// numbers of places are sums.
 pub(super) fn fingerprint(offset: u64, bytes: &[u8]) -> u64 {
-    assert!(offset.is_multiple_of(16), "parts are cut at multiples of 16 bytes");
-    let mix = |place: u64, bytes: &[u8; 16]| {
-        let pair = u128::from_le_bytes(*bytes);
-        let low = pair as u64 ^ place.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let product = u128::from(low) * u128::from((pair >> 64) as u64 ^ 0xA076_1D64_78BD_642F);
-        product as u64 ^ (product >> 64) as u64
+    const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+    assert!(offset.is_multiple_of(8), "parts are cut at multiples of 8 bytes");
+    let mix = |place: u64, word: u64| {
+        let word = word.wrapping_add(place);
+        (word & 0xFFFF_FFFF) * (word >> 32)
     };
-    let (pairs, tail) = bytes.as_chunks();
-    let mut last = [0; 16];
-    last[..tail.len()].copy_from_slice(tail);
-    let first = offset / 16 + 1;
-    let end = if tail.is_empty() { 0 } else { mix(first + pairs.len() as u64, &last) };
-    (first..).zip(pairs).fold(end, |sum, (place, pair)| sum ^ mix(place, pair))
+    let mut place = (offset / 8 + 1).wrapping_mul(STEP);
+    let (words, tail) = bytes.as_chunks();
+    let sum = words.iter().fold(0, |sum, word| {
+        let product = mix(place, u64::from_le_bytes(*word));
+        place = place.wrapping_add(STEP);
+        sum ^ product
+    });
+    if tail.is_empty() { sum } else { sum ^ mix(place, load(tail, 0)) }
 }
 
 #[cfg(test)]

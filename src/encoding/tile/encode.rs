@@ -5,7 +5,7 @@
 //! the lengths of all lanes are. Copies of 7 bytes at a time join them.
 
 use super::{
-    codebook::{self, Codebook, Table},
+    codebook::{Codebook, Entry, NONE, Table},
     geometry::{
         GROUP_UNITS, LANE_UNITS, LANES, MAX_LANE_BITS, Places, ROW_LANES, RUN, STREAM_ALIGNMENT,
         Tile, TileGeometry, UNIT,
@@ -135,15 +135,15 @@ impl Encoder {
     fn lane_bits(&self, exponents: &Exponents) -> Option<[usize; LANES]> {
         let mut bits = [0; LANES];
         for (lane, bits) in bits.iter_mut().enumerate() {
-            let mut sum = 0;
-            for unit in exponents.whole(lane) {
-                sum += self.table.unit(unit).iter().sum::<u64>();
+            let (whole, rest) = exponents.lane(lane);
+            let mut all = rest.iter().map(|&pair| self.table.get(pair).length).sum::<u32>();
+            for unit in whole {
+                all += self.table.unit(&unit[lane]).map(|pair| pair.length).iter().sum::<u32>();
             }
-            sum += exponents.rest(lane).map(|pair| self.table.get(pair)).sum::<u64>();
-            if codebook::is_none(sum) {
+            if all >= NONE {
                 return None;
             }
-            *bits = codebook::length(sum);
+            *bits = all as usize;
         }
         Some(bits)
     }
@@ -224,18 +224,12 @@ impl Exponents {
         Self { units: [[[0; UNIT]; LANES]; LANE_UNITS], pairs: [0; LANES] }
     }
 
-    /// The exponents of a lane's whole units.
+    /// The whole units of a lane, among those of all, and its pairs after them.
     #[inline]
-    fn whole(&self, lane: usize) -> impl Iterator<Item = u64> {
-        let units = self.units[..self.pairs[lane] / UNIT_PAIRS].iter();
-        units.map(move |lanes| u64::from_le_bytes(lanes[lane]))
-    }
-
-    /// A lane's pairs after its whole units.
-    fn rest(&self, lane: usize) -> impl Iterator<Item = u16> {
-        let (whole, rest) = (self.pairs[lane] / UNIT_PAIRS, self.pairs[lane] % UNIT_PAIRS);
-        let unit = self.units.get(whole).map(|lanes| lanes[lane]).unwrap_or_default();
-        (0..rest).map(move |pair| u16::from_le_bytes([unit[2 * pair], unit[2 * pair + 1]]))
+    fn lane(&self, lane: usize) -> (&[[[u8; UNIT]; LANES]], &[[u8; 2]]) {
+        let (whole, rest) = self.units.split_at(self.pairs[lane] / UNIT_PAIRS);
+        let rest = rest.first().map_or(&[][..], |unit| unit[lane].as_chunks().0);
+        (whole, &rest[..self.pairs[lane] % UNIT_PAIRS])
     }
 
     /// Splits the weights of a tile of a strip; without a plane, takes their exponents only.
@@ -323,10 +317,13 @@ impl Exponents {
 
 /// The bits of a unit's pairs, and how many they are: more than [`PUSH_BITS`] if that is too many.
 #[inline]
-fn piece([a, b, c, d]: [u64; 4]) -> (u64, usize) {
-    let first = codebook::bits(a) | codebook::bits(b) << (a % 64);
-    let second = codebook::bits(c) | codebook::bits(d) << (c % 64);
-    (first | second << ((a + b) % 64), codebook::length(a + b + c + d))
+fn piece([a, b, c, d]: [Entry; 4]) -> (u64, usize) {
+    let (mut bits, mut length) = (u64::from(a.bits), a.length);
+    for pair in [b, c, d] {
+        bits |= u64::from(pair.bits) << (length % 64);
+        length += pair.length;
+    }
+    (bits, length as usize)
 }
 
 /// The bits of one lane, from bit 0 on; after them stands anything.
@@ -342,28 +339,32 @@ impl LaneBuffer {
     /// Writes the pairs of a lane; their bits, or `None` if one has no code.
     ///
     /// Takes two whole units at a time: eight look-ups make one piece of bits. Longer codes are
-    /// written unit by unit, or pair by pair.
+    /// written unit by unit, or pair by pair; units use their piece too, or the compiler would make
+    /// it after the comparison, and keep eight indices in memory until then.
     fn write(&mut self, table: &Table, exponents: &Exponents, lane: usize) -> Option<usize> {
         let mut end = End::default();
-        let mut units = exponents.whole(lane).map(|unit| table.unit(unit));
-        while let Some(first) = units.next() {
-            let second = units.next().unwrap_or_default();
-            let [(bits, length), (more, more_length)] = [first, second].map(piece);
+        let (whole, rest) = exponents.lane(lane);
+        let (twos, one) = whole.as_chunks::<2>();
+        for [first, second] in twos {
+            let (first, second) = (&first[lane], &second[lane]);
+            let (bits, length) = piece(table.unit(first));
+            let (more, more_length) = piece(table.unit(second));
             if length + more_length <= PUSH_BITS {
                 end.push(&mut self.bytes, bits | more << length, length + more_length)?;
                 continue;
             }
-            for entries in [first, second] {
-                let (bits, length) = piece(entries);
+            for (unit, bits, length) in [(first, bits, length), (second, more, more_length)] {
                 if length > PUSH_BITS {
-                    end = self.push_pairs(end, &entries)?;
+                    end = self.push_pairs(end, table, unit.as_chunks().0)?;
                 } else {
                     end.push(&mut self.bytes, bits, length)?;
                 }
             }
         }
-        for pair in exponents.rest(lane) {
-            end = self.push_pairs(end, &[table.get(pair)])?;
+        for pairs in one.iter().map(|unit| unit[lane].as_chunks().0).chain([rest]) {
+            if !pairs.is_empty() {
+                end = self.push_pairs(end, table, pairs)?;
+            }
         }
         Some(end.bit)
     }
@@ -390,12 +391,13 @@ impl LaneBuffer {
     /// Pair by pair. The end comes and goes by value, or it would be in memory in the loop above
     /// too.
     #[inline(never)]
-    fn push_pairs(&mut self, mut end: End, entries: &[u64]) -> Option<End> {
-        for &entry in entries {
-            if codebook::is_none(entry) {
+    fn push_pairs(&mut self, mut end: End, table: &Table, pairs: &[[u8; 2]]) -> Option<End> {
+        for &pair in pairs {
+            let Entry { bits, length } = table.get(pair);
+            if length == NONE {
                 return None;
             }
-            end.push(&mut self.bytes, codebook::bits(entry), codebook::length(entry))?;
+            end.push(&mut self.bytes, u64::from(bits), length as usize)?;
         }
         Some(end)
     }
