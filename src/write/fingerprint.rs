@@ -8,8 +8,8 @@ use crate::float::load;
 /// half of 8 bytes where the other half and the place make zero (once in 2^32), and prove nothing
 /// against a writer who wants to keep them; verification compares hashes.
 ///
-/// Q: Why is this fast? Products of 32 bits are vector instructions on any processor, and the
-/// numbers of places are sums.
+/// It is fast because products of 32 bits are vector instructions on any processor, and the numbers
+/// of places are sums.
 pub(super) fn fingerprint(offset: u64, bytes: &[u8]) -> u64 {
     const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
     assert!(offset.is_multiple_of(8), "parts are cut at multiples of 8 bytes");

@@ -14,7 +14,7 @@ const TABLES: usize = 2;
 /// Weights whose exponents are taken in one go, by vector instructions; an even number.
 const BLOCK: usize = 1024;
 /// Weights that are counted before the counters of 32 bits are emptied.
-const MOST: usize = 1 << 30;
+const MAX_COUNTED: usize = 1 << 30;
 
 /// How often each pair of exponents occurs, first weight in the low byte; half a MiB.
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl PairHistogram {
     pub fn add_floats(&mut self, split: FloatSplit, weights: &[u8]) {
         assert!(weights.len().is_multiple_of(split.bytes()), "weights are whole");
         with_float!(split, F => weights.chunks(BLOCK * F::SPLIT.bytes()).for_each(|block| {
-            if self.counted + BLOCK > MOST {
+            if self.counted + BLOCK > MAX_COUNTED {
                 self.empty();
             }
             self.counted += BLOCK;
@@ -176,10 +176,10 @@ mod tests {
         let mut histogram = PairHistogram::default();
         histogram.add(&weights);
         let once: Vec<(u16, u64)> = histogram.used().collect();
-        histogram.counted = MOST;
+        histogram.counted = MAX_COUNTED;
         histogram.add(&weights);
         let twice: Vec<(u16, u64)> = once.iter().map(|&(pair, count)| (pair, 2 * count)).collect();
         assert_eq!(histogram.used().collect::<Vec<_>>(), twice);
-        assert!(histogram.counted < MOST && histogram.sums.len() == PAIRS);
+        assert!(histogram.counted < MAX_COUNTED && histogram.sums.len() == PAIRS);
     }
 }
