@@ -39,10 +39,11 @@
 //   prefetch  when its last weights and x have arrived, a block brings some of the next product's
 //             weights to L2
 //
-// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 80, 92 and 93 registers for 8, 16 and more
-// rows, 20 warps. A stage is 216, 222 or 249 instructions of a warp in a straight line: 120 decode;
-// 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 317,
-// 332, 392. Products wait for each other (33 clocks each), which makes 264 of them.
+// Budget (kernels/ptx/linear.sm_90a.cubin, no spills): 68, 78 and 94 registers for 8, 16 and more
+// rows, 20 warps. A stage is 216, 227 or 249 instructions of a warp in a straight line: 120 decode;
+// 8, 16 or 32 multiply. kernels/bench/stalls.py estimates its clocks from the machine code: 384,
+// 386, 440. Products wait for each other (33 clocks each), which makes 264 of them. Orders of
+// statements with fewer estimated clocks were no faster.
 // Limit of several bands: each warp loads the x of its band, 8 KiB a stage. With two units and two
 // bands these loads take as long as linear_fast_128.cuh, so products with more than one strip in a
 // block go there (benches/record/2026-11-27-chain.md).
