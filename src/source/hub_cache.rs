@@ -8,7 +8,7 @@
 //! ```
 
 use std::{
-    fs,
+    env, fs,
     path::{Path, PathBuf},
 };
 
@@ -40,7 +40,7 @@ pub fn locate(path: &Path) -> Result<Located> {
     if path.exists() {
         return Ok(by_path(path.canonicalize().ok().and_then(|path| repository_of(&path))));
     }
-    let (Some(text), Some(cache)) = (path.to_str(), folder(|name| std::env::var_os(name))) else {
+    let (Some(text), Some(cache)) = (path.to_str(), folder(variable)) else {
         return Ok(by_path(None));
     };
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
@@ -90,7 +90,7 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
 /// The snapshot of a revision of a repository in the cache, if it is there; perhaps not all of it.
 #[cfg(feature = "remote")]
 pub(super) fn snapshot_of(name: &str, revision: &str) -> Option<PathBuf> {
-    let cache = folder(|name| std::env::var_os(name))?;
+    let cache = folder(variable)?;
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
     of_commits(&entry, revision)
 }
@@ -114,17 +114,26 @@ fn as_commit(name: &str) -> Option<String> {
     is_name.then(|| name.to_owned())
 }
 
-/// Where the cache is, given the environment.
-fn folder(get: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
-    let get = |name| get(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(cache) = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE")) {
-        return Some(cache);
-    }
-    let home = get("HF_HOME").or_else(|| {
+/// A path that a variable of the environment has, unless it is empty. If the one of the home folder
+/// is not set, the system tells the folder.
+pub(crate) fn variable(name: &str) -> Option<PathBuf> {
+    let value = env::var_os(name).map(PathBuf::from);
+    let path = value.or_else(|| if name == HOME { env::home_dir() } else { None })?;
+    (!path.as_os_str().is_empty()).then_some(path)
+}
+
+/// The folder of the Hub's client, with its cache and its token, given the environment.
+pub(crate) fn home(get: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    get("HF_HOME").or_else(|| {
         let caches = get("XDG_CACHE_HOME").or_else(|| Some(get(HOME)?.join(".cache")));
         caches.map(|caches| caches.join("huggingface"))
-    });
-    home.map(|home| home.join("hub"))
+    })
+}
+
+/// Where the cache is, given the environment.
+fn folder(get: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    let cache = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE"));
+    cache.or_else(|| Some(home(get)?.join("hub")))
 }
 
 /// Whether text reads as the name of a repository.
@@ -188,7 +197,7 @@ pub(super) fn snapshot(root: &Path) -> Result<(PathBuf, Option<String>)> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, ffi::OsString};
+    use std::collections::BTreeMap;
 
     use super::*;
 
@@ -196,7 +205,7 @@ mod tests {
     fn the_environment_tells_where_the_cache_is() {
         let of = |variables: &[(&str, &str)]| {
             let variables: BTreeMap<_, _> = variables.iter().copied().collect();
-            folder(|name| variables.get(name).map(OsString::from))
+            folder(|name| variables.get(name).map(PathBuf::from))
         };
         assert_eq!(of(&[]), None);
         for (variables, wanted) in [
@@ -204,7 +213,7 @@ mod tests {
             (&[(HOME, "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
             (&[(HOME, "/h"), ("HF_HOME", "/f")], "/f/hub"),
             (&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")], "/c"),
-            (&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")], "/f/hub"),
+            (&[("HUGGINGFACE_HUB_CACHE", "/c"), ("HF_HOME", "/f")], "/c"),
         ] {
             assert_eq!(of(variables).as_deref(), Some(Path::new(wanted)));
         }

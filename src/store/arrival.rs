@@ -16,7 +16,7 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard,
         RwLockWriteGuard, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -69,6 +69,8 @@ struct Arriving {
     /// Parts that are not here.
     missing: AtomicUsize,
     whole: OnceLock<BytesMut>,
+    /// Whether nobody reads it any more. Its requests end then, which is no failure.
+    is_left: AtomicBool,
 }
 
 /// Memory of a piece. All parts of an object are one allocation.
@@ -116,6 +118,7 @@ impl Arrivals {
             pieces,
             parts,
             whole: OnceLock::new(),
+            is_left: AtomicBool::new(false),
         });
         if object.parts.is_empty() {
             object.join();
@@ -276,6 +279,7 @@ impl Drop for ArrivingObject {
         let Self(object) = self;
         // In a process that was forked, a thread that is not there may hold the lock.
         if object.whole.get().is_none() && object.pinned.check_process().is_ok() {
+            object.is_left.store(true, Ordering::Release);
             let state = parallel::lock(&object.arrivals.state);
             let own = state.tasks.iter().filter(|(other, _)| object.is(other));
             own.for_each(|(_, task)| task.abort());
@@ -319,6 +323,7 @@ impl Drop for Request {
                 }
                 None
             }
+            Err(_) if object.is_left.load(Ordering::Acquire) => None,
             Err(error) => {
                 let (name, kind) = (object.name.clone(), error.kind());
                 Some(ArrivalFailure { name, kind, text: error.to_string() })
@@ -458,11 +463,15 @@ mod tests {
     #[test]
     fn requests_end_with_their_object() {
         let ((pinned, _), arrivals) = (object(SIZE, 0), Arc::default());
-        drop(begin(&arrivals, &pinned).unwrap());
+        let left = begin(&arrivals, &pinned).unwrap();
+        // As if a request ended while the object is being dropped.
+        let kept = Arc::clone(&left.0);
+        drop(left);
         let (other, wanted) = object(SIZE, 1);
         let next = begin(&arrivals, &other).unwrap();
         next.wait_whole().unwrap();
         assert!(next.view(0, SIZE as u64).unwrap() == wanted);
         assert_eq!(parallel::lock(&arrivals.state).under_way, 0);
+        drop(kept);
     }
 }

@@ -1,10 +1,14 @@
 //! Repositories of the Hugging Face Hub: `hf://org/name@revision/path → https://…/resolve/COMMIT/`.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs};
 
 use serde::Deserialize;
 
-use crate::{Error, Result, paths::check_path};
+use crate::{
+    Error, Result,
+    paths::check_path,
+    source::hub_cache::{home, variable},
+};
 
 /// Where the Hub is, unless `HF_ENDPOINT` says.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -110,18 +114,10 @@ fn endpoint() -> String {
 
 /// The token of `HF_TOKEN`, or of the login below `HF_TOKEN_PATH`, `HF_HOME` or the home folder.
 pub(super) fn token() -> Option<String> {
-    let of = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if let Some(token) = env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()) {
         return Some(token);
     }
-    let home = || {
-        of("HF_HOME").map(PathBuf::from).or_else(|| {
-            let cache = of("XDG_CACHE_HOME").map(PathBuf::from);
-            let cache = cache.or_else(|| env::home_dir().map(|home| home.join(".cache")))?;
-            Some(cache.join("huggingface"))
-        })
-    };
-    let path = of("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home()?.join("token")))?;
+    let path = variable("HF_TOKEN_PATH").or_else(|| Some(home(variable)?.join("token")))?;
     let token = fs::read_to_string(path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)
 }
