@@ -1,7 +1,12 @@
-//! File names and what they mean, and the rules for the paths in a container: those of shards and
-//! side files, relative to the model's folder.
+//! File names and what they mean, the rules for the paths in a container (those of shards and side
+//! files, relative to the model's folder), and paths in the environment.
 
-use std::{borrow::Cow, collections::BTreeSet, path::Path};
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    env,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     Error, Result,
@@ -227,6 +232,22 @@ pub(crate) fn is_safetensors(path: impl AsRef<Path>) -> bool {
 /// Whether a path ends in this extension, without its dot.
 pub(crate) fn has_extension(path: impl AsRef<Path>, extension: &str) -> bool {
     path.as_ref().extension().is_some_and(|found| found == extension)
+}
+
+/// A path that a variable of the environment has, unless it is empty. If the one of the home folder
+/// is not set, the system tells the folder.
+pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
+    let value = env::var_os(name).map(PathBuf::from);
+    let path = value.or_else(|| if name == platform::HOME { env::home_dir() } else { None })?;
+    (!path.as_os_str().is_empty()).then_some(path)
+}
+
+/// The folder of the Hub's client, with its cache and its token, given the environment.
+pub(crate) fn hub_home(get: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    get("HF_HOME").or_else(|| {
+        let caches = get("XDG_CACHE_HOME").or_else(|| Some(get(platform::HOME)?.join(".cache")));
+        caches.map(|caches| caches.join("huggingface"))
+    })
 }
 
 #[cfg(test)]

@@ -8,11 +8,15 @@
 //! ```
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
 };
 
-use crate::{Error, Result, io::read_regular, paths::check_path, platform::HOME};
+use crate::{
+    Error, Result,
+    io::read_regular,
+    paths::{check_path, hub_home, path_variable},
+};
 
 /// The longest file of `refs/` that is read, in bytes; it holds the hash of a commit.
 const MAX_REF_BYTES: u64 = 1024;
@@ -40,7 +44,7 @@ pub fn locate(path: &Path) -> Result<Located> {
     if path.exists() {
         return Ok(by_path(path.canonicalize().ok().and_then(|path| repository_of(&path))));
     }
-    let (Some(text), Some(cache)) = (path.to_str(), folder(variable)) else {
+    let (Some(text), Some(cache)) = (path.to_str(), folder(path_variable)) else {
         return Ok(by_path(None));
     };
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
@@ -90,7 +94,7 @@ fn of_revision(entry: &Path, revision: &str, text: &str) -> Result<PathBuf> {
 /// The snapshot of a revision of a repository in the cache, if it is there; perhaps not all of it.
 #[cfg(feature = "remote")]
 pub(super) fn snapshot_of(name: &str, revision: &str) -> Option<PathBuf> {
-    let cache = folder(variable)?;
+    let cache = folder(path_variable)?;
     let entry = cache.join(format!("models--{}", name.replace('/', "--")));
     of_commits(&entry, revision)
 }
@@ -114,26 +118,10 @@ fn as_commit(name: &str) -> Option<String> {
     is_name.then(|| name.to_owned())
 }
 
-/// A path that a variable of the environment has, unless it is empty. If the one of the home folder
-/// is not set, the system tells the folder.
-pub(crate) fn variable(name: &str) -> Option<PathBuf> {
-    let value = env::var_os(name).map(PathBuf::from);
-    let path = value.or_else(|| if name == HOME { env::home_dir() } else { None })?;
-    (!path.as_os_str().is_empty()).then_some(path)
-}
-
-/// The folder of the Hub's client, with its cache and its token, given the environment.
-pub(crate) fn home(get: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    get("HF_HOME").or_else(|| {
-        let caches = get("XDG_CACHE_HOME").or_else(|| Some(get(HOME)?.join(".cache")));
-        caches.map(|caches| caches.join("huggingface"))
-    })
-}
-
 /// Where the cache is, given the environment.
 fn folder(get: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     let cache = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE"));
-    cache.or_else(|| Some(home(get)?.join("hub")))
+    cache.or_else(|| Some(hub_home(get)?.join("hub")))
 }
 
 /// Whether text reads as the name of a repository.
@@ -200,6 +188,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::platform::HOME;
 
     #[test]
     fn the_environment_tells_where_the_cache_is() {

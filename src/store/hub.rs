@@ -6,8 +6,7 @@ use serde::Deserialize;
 
 use crate::{
     Error, Result,
-    paths::check_path,
-    source::hub_cache::{home, variable},
+    paths::{check_path, hub_home, path_variable},
 };
 
 /// Where the Hub is, unless `HF_ENDPOINT` says.
@@ -117,7 +116,8 @@ pub(super) fn token() -> Option<String> {
     if let Some(token) = env::var("HF_TOKEN").ok().filter(|token| !token.is_empty()) {
         return Some(token);
     }
-    let path = variable("HF_TOKEN_PATH").or_else(|| Some(home(variable)?.join("token")))?;
+    let path =
+        path_variable("HF_TOKEN_PATH").or_else(|| Some(hub_home(path_variable)?.join("token")))?;
     let token = fs::read_to_string(path).ok()?.trim().to_owned();
     (!token.is_empty()).then_some(token)
 }
