@@ -262,7 +262,7 @@ pub(super) struct Table {
     entries: Box<[Entry; PAIRS]>,
 }
 
-/// What is written for a pair.
+/// The bits that are written for a pair, and their number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     /// The pair's code, or the escape's and above it the pair; first bits lowest.

@@ -23,7 +23,7 @@ pub struct PairHistogram {
     tables: [Vec<u32>; TABLES],
     /// Weights that the tables have counted, or some more.
     counted: usize,
-    /// What was counted before and by others; empty if nothing was.
+    /// Counts from before and of others; empty if there are none.
     sums: Vec<u64>,
     /// The bits that some exponent has. Counters of higher exponents are not touched.
     seen: u8,
