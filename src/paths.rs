@@ -234,12 +234,16 @@ pub(crate) fn has_extension(path: impl AsRef<Path>, extension: &str) -> bool {
     path.as_ref().extension().is_some_and(|found| found == extension)
 }
 
-/// A path that a variable of the environment has, unless it is empty. If the one of the home folder
-/// is not set, the system tells the folder.
+/// The path that a variable of the environment has. If the one of the home folder is not set, the
+/// system tells the folder.
 pub(crate) fn path_variable(name: &str) -> Option<PathBuf> {
     let value = env::var_os(name).map(PathBuf::from);
-    let path = value.or_else(|| if name == platform::HOME { env::home_dir() } else { None })?;
-    (!path.as_os_str().is_empty()).then_some(path)
+    not_empty(value.or_else(|| if name == platform::HOME { env::home_dir() } else { None }))
+}
+
+/// The path, unless it is empty: an empty variable counts as none.
+pub(crate) fn not_empty(path: Option<PathBuf>) -> Option<PathBuf> {
+    path.filter(|path| !path.as_os_str().is_empty())
 }
 
 /// The folder of the Hub's client, with its cache and its token, given the environment.

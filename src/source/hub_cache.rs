@@ -188,13 +188,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::platform::HOME;
+    use crate::{paths::not_empty, platform::HOME};
 
     #[test]
     fn the_environment_tells_where_the_cache_is() {
         let of = |variables: &[(&str, &str)]| {
             let variables: BTreeMap<_, _> = variables.iter().copied().collect();
-            folder(|name| variables.get(name).map(PathBuf::from))
+            folder(|name| not_empty(variables.get(name).map(PathBuf::from)))
         };
         assert_eq!(of(&[]), None);
         for (variables, wanted) in [
@@ -202,6 +202,7 @@ mod tests {
             (&[(HOME, "/h"), ("XDG_CACHE_HOME", "/x")], "/x/huggingface/hub"),
             (&[(HOME, "/h"), ("HF_HOME", "/f")], "/f/hub"),
             (&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/f")], "/c"),
+            (&[("HF_HUB_CACHE", ""), ("HF_HOME", "/f")], "/f/hub"),
             (&[("HUGGINGFACE_HUB_CACHE", "/c"), ("HF_HOME", "/f")], "/c"),
         ] {
             assert_eq!(of(variables).as_deref(), Some(Path::new(wanted)));
