@@ -131,6 +131,18 @@ def running(folder: Path, gb_s: float | None = None) -> Iterator[int]:
             server.kill()
 
 
+def environment(port: int) -> dict[str, str]:
+    """Variables by which clients of S3 find a server on this machine."""
+    credentials = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "none")
+    store = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1"}
+    # Names of Run:ai's streamer, for servers that are not Amazon's.
+    streamer = {
+        "RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    return credentials | store | streamer
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)

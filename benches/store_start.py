@@ -100,12 +100,8 @@ def one_way(way: str, folder: Path, device: str) -> None:
 
 
 def turn(way: str, folder: Path, device: str, port: int) -> dict[str, Any]:
-    credentials = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "none")
-    store = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1"}
-    # Names of the streamer's own, for servers that are not Amazon's.
-    store |= {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0", "AWS_EC2_METADATA_DISABLED": "true"}
     command = [sys.executable, __file__, str(folder), "--device", device, "--way", way]
-    environment = os.environ | credentials | store
+    environment = os.environ | store_server.environment(port)
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])
 

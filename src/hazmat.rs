@@ -91,5 +91,6 @@ pub mod gpu {
         },
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
+        upload::CutArrays,
     };
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
@@ -50,6 +51,18 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151936,
         "rope_theta": 1e6, "max_position_embeddings": 40960,
     },
+    # With one dense layer before the mixtures, of three, and rotations that are not stretched.
+    "deepseek-v3": {
+        **_LLAMA, "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
+        "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 59,
+        "num_attention_heads": 128, "num_key_value_heads": 128, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, "vocab_size": 129280,
+        "rope_theta": 1e4, "max_position_embeddings": 4096,
+    },
     "tiny": {**_LLAMA, **_TINY},
     "tiny-moe": {
         **_MOE, **_TINY, "moe_intermediate_size": 512, "num_experts": 8, "num_experts_per_tok": 2,
@@ -81,12 +94,9 @@ def config_of(geometry: str, layers: int | None, dtype: str = "bf16") -> dict[st
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of a checkpoint."""
-    width, head = config["hidden_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    attention = {"q_proj": (queries, width), "k_proj": (keys, width), "v_proj": (keys, width)}
-    attention |= {"o_proj": (width, queries)}
-    if config["model_type"].startswith("qwen3"):
-        attention |= {"q_norm": (head,), "k_norm": (head,)}
+    width = config["hidden_size"]
+    attention = latent(config) if "kv_lora_rank" in config else by_heads(config)
+    experts = config.get("num_experts", config.get("n_routed_experts", 0))
     yield "model.embed_tokens.weight", (config["vocab_size"], width)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
@@ -94,12 +104,15 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{at}.{name}.weight", (width,)
         for name, shape in attention.items():
             yield f"{at}.self_attn.{name}.weight", shape
-        inner, blocks = config["intermediate_size"], [f"{at}.mlp"]
-        if "num_experts" in config:
-            yield f"{at}.mlp.gate.weight", (config["num_experts"], width)
+        blocks = {f"{at}.mlp": config["intermediate_size"]}
+        if experts and layer >= config.get("first_k_dense_replace", 0):
+            yield f"{at}.mlp.gate.weight", (experts, width)
             inner = config["moe_intermediate_size"]
-            blocks = [f"{at}.mlp.experts.{expert}" for expert in range(config["num_experts"])]
-        for block in blocks:
+            blocks = {f"{at}.mlp.experts.{expert}": inner for expert in range(experts)}
+            if "n_shared_experts" in config:
+                yield f"{at}.mlp.gate.e_score_correction_bias", (experts,)
+                blocks[f"{at}.mlp.shared_experts"] = inner * config["n_shared_experts"]
+        for block, inner in blocks.items():
             for name in ("gate_proj", "up_proj"):
                 yield f"{block}.{name}.weight", (inner, width)
             yield f"{block}.down_proj.weight", (width, inner)
@@ -108,9 +121,38 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config["vocab_size"], width)
 
 
+def by_heads(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of an attention."""
+    width, head = config["hidden_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    shapes = {"q_proj": (queries, width), "k_proj": (keys, width), "v_proj": (keys, width)}
+    shapes |= {"o_proj": (width, queries)}
+    norms = {"q_norm": (head,), "k_norm": (head,)}
+    return shapes | (norms if config["model_type"].startswith("qwen3") else {})
+
+
+def latent(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of a multi-head latent attention."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    queries, keys, rotated = (
+        config[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim")
+    )
+    plain, values = config["qk_nope_head_dim"], config["v_head_dim"]
+    return {
+        "q_a_proj": (queries, width),
+        "q_a_layernorm": (queries,),
+        "q_b_proj": (heads * (plain + rotated), queries),
+        "kv_a_proj_with_mqa": (keys + rotated, width),
+        "kv_a_layernorm": (keys,),
+        "kv_b_proj": (heads * (plain + values), keys),
+        "o_proj": (width, heads * values),
+    }
+
+
 def stored(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> dict[str, Any]:
     """The tensors in which a file has a weight: for each name, dtype, shape and bytes."""
-    if not ("quantization_config" in config and name.endswith("_proj.weight")):
+    is_matrix = name.endswith(("_proj.weight", "_proj_with_mqa.weight"))
+    if not ("quantization_config" in config and is_matrix):
         return {name: ("BF16", shape, 2 * torch.Size(shape).numel())}
     blocks = tuple(-(-side // BLOCK) for side in shape)
     scales = f"{name}_scale_inv", ("F32", blocks, 4 * torch.Size(blocks).numel())
@@ -171,7 +213,9 @@ def drawn(
 
 def in_blocks(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """FP8 weights, and a scale for each block, with which the largest is the largest of FP8."""
-    blocks = value.float().unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
+    rows = len(value)
+    whole = functional.pad(value.float(), (0, 0, 0, -rows % BLOCK))
+    blocks = whole.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))
     scales = blocks.abs().amax((1, 3), keepdim=True) / 448
-    made = (blocks / scales).to(torch.float8_e4m3fn).view(value.shape)
+    made = (blocks / scales).to(torch.float8_e4m3fn).view(whole.shape)[:rows]
     return made, scales[:, 0, :, 0].contiguous()

@@ -7,13 +7,15 @@
     python bench/vllm_serve.py --memory 20 --length -1 --parts throughput --out DIR    # GB for vLLM
     python bench/vllm_serve.py --together 13 --out DIR                    # starts side by side
     python bench/vllm_serve.py --dtype fp8 --kinds fp8,exact --out DIR    # FP8, a scale a block
+    python bench/vllm_serve.py --store 2 --parts tokens --out DIR         # from a store, 2 GB/s
 
 Weights are seeded (`checkpoints`), made once in --work. Each kind is an engine in a process of its
 own with time limits; all have the same flags. Rows of JSON go to DIR/results.jsonl, what vLLM says
 to a file for each engine, a table to standard output.
 
 Engines start one after another; with `--together` side by side, each with a KV cache of that many
-GiB. Either way one alone is measured while others wait.
+GiB. Either way one alone is measured while others wait. With `--store` checkpoints lie in an S3
+server on the loopback, and vLLM brings uncompressed ones by the Run:ai streamer.
 
 | part | what it measures |
 |---|---|
@@ -56,6 +58,9 @@ import checkpoints
 import tools
 import torch
 from tools import numbers, words
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
+import store_server
 
 #: Options of each kind for --model-loader-extra-config; None: the checkpoint without df11.
 KINDS: dict[str, dict[str, str] | None] = {
@@ -101,6 +106,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = tools.parser(__doc__, "--geometry", "--layers")
     parser.add_argument("--kinds", type=words, default=["bf16", "exact", "stored", "fast"])
     parser.add_argument("--dtype", choices=["bf16", "fp8"], default="bf16", help="of layers")
+    parser.add_argument("--store", type=float, help="GB/s of a store from which engines load")
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--experts", action="store_true", help="of mixtures: parallel experts")
     parser.add_argument("--eager", action="store_true", help="without compilation and CUDA graphs")
     parser.add_argument("--parts", type=words, default=list(PARTS))
     parser.add_argument("--gpus", type=int, default=1, help="of tensor parallelism")
@@ -137,6 +145,17 @@ def folders(options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def drive(options: argparse.Namespace) -> int:
+    if options.store is None:
+        return measure_all(options)
+    root = folders(options)[0].parent
+    root.mkdir(parents=True, exist_ok=True)
+    with store_server.running(root, options.store) as port:
+        os.environ.update(store_server.environment(port))
+        options.argv += ["--port", str(port)]
+        return measure_all(options)
+
+
+def measure_all(options: argparse.Namespace) -> int:
     end = time.monotonic() + options.total
     configure(options)
     made, warmed = Phase(options, "make"), Phase(options, "warm")
@@ -171,8 +190,8 @@ def measure(group: list[Phase], limit: int, end: float) -> None:
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """The common fields of rows."""
-    told = "geometry dtype layers gpus memory together length graphs eager norms requests"
-    found = {name: getattr(options, name) for name in told.split()}
+    told = "geometry dtype layers gpus experts store memory together length graphs eager norms"
+    found = {name: getattr(options, name) for name in (*told.split(), "requests")}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -331,9 +350,11 @@ def serve(options: argparse.Namespace) -> None:
     traces = options.work.resolve() / "traces" / kind
     kind = kind.removesuffix(INVARIANT)
     plain, compressed = folders(options)
+    served = compressed if KINDS[kind] and kind != "online" else plain
+    name = f"s3://{store_server.BUCKET}/{served.name}" if options.port else str(served)
     begin = time.perf_counter()
     llm = LLM(
-        str(compressed if KINDS[kind] and kind != "online" else plain),
+        name,
         skip_tokenizer_init=True,
         dtype="bfloat16",
         max_model_len=options.length,
@@ -360,6 +381,10 @@ def engine_options(options: argparse.Namespace, kind: str, traces: Path) -> dict
     extra: dict[str, Any] = {"model_loader_extra_config": KINDS[kind]} if KINDS[kind] else {}
     if kind == "online":
         extra["quantization"] = "df11"
+    if options.port and not extra:
+        extra["load_format"] = "runai_streamer"
+    if options.experts:
+        extra["enable_expert_parallel"] = True
     if options.memory is not None:
         # By NVML: a process that has used CUDA cannot fork the engine.
         total = current_platform.get_device_total_memory()
@@ -383,7 +408,7 @@ def engine_options(options: argparse.Namespace, kind: str, traces: Path) -> dict
 def kernel_config(options: argparse.Namespace) -> dict[str, Any]:
     """Which kernels vLLM takes, instead of its own choice."""
     config: dict[str, Any] = {}
-    if "num_experts" in config_of(options):
+    if {"num_experts", "n_routed_experts"} & config_of(options).keys():
         config["moe_backend"] = "triton"
     if options.norms == "vllm":
         config["ir_op_priority"] = {"rms_norm": "vllm_c", "fused_add_rms_norm": "vllm_c"}

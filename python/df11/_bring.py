@@ -134,37 +134,35 @@ class _Device:
         ahead: deque[Future[dict[Area, Arrays]]] = deque()
         with ThreadPoolExecutor(1) as thread:
             for some in batches:
-                own = self.tensors.cut(some)
-                ahead.append(thread.submit(self._fill, self._room(some, own), own))
+                ahead.append(thread.submit(self._fill, self._room(some)))
                 if len(ahead) > 1:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
 
-    def _room(self, some: Sequence[Area], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
-        lengths = {tiles: self.tensors.lengths(tiles) for tiles in some if tiles not in own}
-        lengths |= {tiles: [array.numel() for array in mine] for tiles, mine in own.items()}
-        wanted = {tiles: (*lengths[tiles], TABLE_BYTES) for tiles in some}
+    def _room(self, some: Sequence[Area]) -> dict[Area, Arrays]:
+        lengths = self.tensors.lengths(some)
+        wanted = {area: (*mine, TABLE_BYTES) for area, mine in zip(some, lengths, strict=True)}
         arrays = _carved(wanted, device=self.device)
         # Earlier work on the current stream may still use the memory that the allocator gives.
         torch.cuda.current_stream(self.device).synchronize()
         return arrays
 
-    def _fill(self, arrays: dict[Area, Arrays], own: dict[Area, Arrays]) -> dict[Area, Arrays]:
-        """Reads arrays of whole tensors, and copies the others. Both are complete when it
-        returns."""
-        index = self.device.index
-        whole = [
-            (tiles.name, (book.data_ptr(), records.data_ptr(), bits.data_ptr(), plane.data_ptr()))
-            for tiles, (book, records, bits, plane, _) in arrays.items()
-            if tiles not in own
-        ]
+    def _fill(self, arrays: dict[Area, Arrays]) -> dict[Area, Arrays]:
+        """Reads the arrays, which are complete when it returns."""
+        index, container = self.device.index, self.tensors.container
+        whole, cuts = [], []
+        for area, (*mine, _) in arrays.items():
+            if area.is_whole:
+                book, records, bits, plane = (array.data_ptr() for array in mine)
+                whole.append((area.name, (book, records, bits, plane)))
+            else:
+                places = [(array.data_ptr(), array.numel()) for array in mine]
+                cuts.append((area.name, area.rows, area.columns, places))
         if whole:
-            _native.upload(self.tensors.container, index, whole, self.bar.show)
-        for tiles, mine in own.items():
-            for view, array in zip(arrays[tiles], mine, strict=False):
-                view.copy_(array)
-        torch.cuda.current_stream(self.device).synchronize()
+            _native.upload(container, index, whole, self.bar.show)
+        if cuts:
+            _native.upload_cuts(container, index, cuts)
         self._build_tables(arrays)
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays
@@ -213,11 +211,14 @@ class _Device:
 
     def _batches(self, windows: Iterable[_Window]) -> Iterator[list[_Window]]:
         """Windows whose tiles are in memory together; an empty batch if two would be too large."""
+        windows = [*windows]
+        areas = [*dict.fromkeys(tiles for tiles, _ in windows)]
+        lengths = dict(zip(areas, map(sum, self.tensors.lengths(areas)), strict=True))
         batch: list[_Window] = []
         known: set[Area] = set()
         before = size = 0
         for tiles, part in windows:
-            more = 0 if tiles in known else sum(self.tensors.lengths(tiles))
+            more = 0 if tiles in known else lengths[tiles]
             if batch and size + more > BATCH_BYTES // 2:
                 yield from ([], batch) if before + size > BATCH_BYTES else (batch,)
                 batch, known, before, size = [], set(), size, 0

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from . import _native
 from ._arrays import known_dtype_of, memory_at
 from ._dispatch import dense
 from ._matrices import TILE_COLUMNS, TILE_ROWS, Part, parts_with_arrays
@@ -165,7 +166,15 @@ class Tensors(Mapping[str, Tensor]):
         whole = {tiles: self._found[tiles.name]._arrays[:4] for tiles in some if tiles.is_whole}
         return {**self.cut(some), **whole}
 
-    def lengths(self, tiles: Area) -> list[int]:
+    def lengths(self, some: Sequence[Area]) -> list[Sequence[int]]:
+        """The lengths of the four arrays of tiles. Reads records of those that are cut out."""
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return [*threads.map(self._lengths, some)]
+
+    def _lengths(self, tiles: Area) -> Sequence[int]:
+        if not tiles.is_whole:
+            stored: _native.Tiles = self.container[tiles.name].tiles
+            return stored.cut_lengths(tiles.rows, tiles.columns)
         return [array.numel() for array in self._found[tiles.name]._places[:4]]
 
 

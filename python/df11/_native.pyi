@@ -41,13 +41,13 @@ __version__: str
 KINDS: Final[tuple[str, ...]]
 """The dtype of weights for each kind of matrix (see `Tiles`), by the kind's number."""
 
-__all__ = ["KINDS", "Block", "DeviceBlock", "DeviceModel", "Grouped", "Linear", "Matrix", "Model"]
-__all__ += ["Packer"]
+__all__ = ["KINDS", "Block", "DeviceBlock", "DeviceModel", "Experts", "Grouped", "Linear"]
+__all__ += ["Matrix", "Model", "Packer"]
 __all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", "Tensor", "Tiles"]
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
 __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "plan", "printable"]
-__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
+__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "upload_cuts", "verify"]
 
 @overload
 def open(  # type: ignore[overload-overlap]  # "cpu" is a str: the first one that fits counts
@@ -578,6 +578,10 @@ class Tiles:
         Rows begin and end on multiples of 32, or end with the last row; columns likewise, on
         multiples of 256. Raises `ParameterError` and `CorruptError`.
         """
+    def cut_lengths(
+        self, rows: tuple[int, int], columns: tuple[int, int]
+    ) -> tuple[int, int, int, int]:
+        """`lengths` of the tensor that `cut` makes. Reads records alone. Raises the same errors."""
 
 @final
 class Matrix:
@@ -609,6 +613,32 @@ def decode_all(matrices: Sequence[Matrix], outputs: Sequence[int], stream: int) 
     """Like `Matrix.decode` of each, all on one GPU: up to eight neighbours of a kind in tiles in
     one launch.
     """
+
+@final
+class Experts:
+    """Parts of the experts of a mixture, in floats of 8 bits in tiles, all on one GPU, of which
+    those are decoded that a router on the GPU has chosen. Owns nothing but 260 bytes of GPU memory
+    for each part.
+    """
+
+    def __new__(cls, matrices: Sequence[tuple[Matrix, int]]) -> Experts:
+        """Parts, each with the number of its expert: dense one after another in the output. Raises
+        `ParameterError` for other floats, parts that begin or end within tiles, or that would not
+        begin on a multiple of 16 bytes; `GpuError`.
+        """
+    def decode(
+        self,
+        output: int,
+        stream: int,
+        ids: tuple[int, int, bool] | None = None,
+        map: tuple[int, int] | None = None,
+    ) -> None:
+        """Decode the chosen experts to their places at an address, a multiple of 16; all of them if
+        there are no ids, or eight or more for each expert. `ids`: the address of numbers of
+        experts, how many they are, and whether they have 64 bits instead of 32; `map`: address and
+        length of a table of 32 bits from these numbers to those of the parts. Numbers of no expert
+        choose none. Captured graphs read ids at each replay. One stream at a time may decode.
+        """
 
 @final
 class Linear:
@@ -729,6 +759,15 @@ def upload(
 ) -> None:
     """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through
     pinned memory, and check them. Everything is copied when it returns; Ctrl-C ends it.
+    """
+
+def upload_cuts(
+    model: Model,
+    device: int,
+    items: Sequence[tuple[str, tuple[int, int], tuple[int, int], Sequence[tuple[int, int]]]],
+) -> None:
+    """Like `upload`, of arrays that `Tiles.cut` makes of the rows and columns of a tensor: to the
+    address and with the length of each. Raises `CorruptError` for another length.
     """
 
 def build_tables(device: int, items: Sequence[tuple[int, int, int]], kind: int = 0) -> None:

@@ -26,11 +26,11 @@ mod _native {
     #[pymodule_export]
     use super::{
         gpu::{DeviceBlock, DeviceModel, Program, devices},
-        matrix::{Matrix, decode_all},
+        matrix::{Experts, Matrix, decode_all},
         model::{Block, Model, ReadAhead, fetch_side_files, open, plan},
         raw::{
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
-            fits, pin, strips_bytes, upload,
+            fits, pin, strips_bytes, upload, upload_cuts,
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},

@@ -3,13 +3,13 @@
 
 use std::{ops::Range, sync::Arc};
 
-use df11::gpu::{Device, Indices, Matrix as GpuMatrix};
-use df11::hazmat::gpu::TileAddresses;
+use df11::gpu::{Choices, Device, ExpertDecoder, Indices, Matrix as GpuMatrix};
+use df11::hazmat::gpu::{TileAddresses, Visit};
 use df11::hazmat::tile::{Arrays, FloatSplit, TileGeometry, TileSizes};
 use df11::{Dtype, Error};
 use pyo3::{exceptions::PyIndexError, prelude::*};
 
-use crate::context::Gpu;
+use crate::context::{Gpu, OnGpu};
 use crate::work::{self, OrRaise};
 
 /// A matrix that the caller holds. Owns nothing.
@@ -243,6 +243,49 @@ impl Matrix {
         let gpus = gpus.collect::<df11::Result<Vec<_>>>()?;
         let first = gpus.first().copied();
         first.ok_or_else(|| Error::parameter("there is no matrix", "name one or more"))
+    }
+}
+
+/// Decodes experts that a router on the GPU has chosen.
+#[pyclass(frozen, module = "df11._native")]
+pub(crate) struct Experts {
+    gpu: Arc<Gpu>,
+    inner: OnGpu<ExpertDecoder>,
+}
+
+#[pymethods]
+impl Experts {
+    #[new]
+    fn new(py: Python<'_>, matrices: Vec<(PyRef<'_, Matrix>, u32)>) -> PyResult<Self> {
+        let (matrices, experts): (Vec<_>, Vec<_>) = matrices.into_iter().unzip();
+        let gpu = Matrix::gpu_of(&matrices).or_raise(py)?;
+        let _visit = Visit::new();
+        let windows = matrices.iter().map(|matrix| matrix.window()).zip(experts);
+        let windows = windows.map(|(window, expert)| Ok((window?, expert)));
+        let windows = windows.collect::<df11::Result<Vec<_>>>();
+        let inner = windows.and_then(|windows| ExpertDecoder::new(&windows)).or_raise(py)?;
+        Ok(Self { gpu: Arc::clone(gpu), inner: OnGpu::new(inner) })
+    }
+
+    #[pyo3(signature = (output, stream, ids=None, map=None))]
+    fn decode(
+        &self,
+        py: Python<'_>,
+        output: u64,
+        stream: usize,
+        ids: Option<(u64, u64, bool)>,
+        map: Option<(u64, u64)>,
+    ) -> PyResult<()> {
+        let choices = ids.map(|(ids, count, wide)| {
+            let ids = if wide { Indices::I64(ids) } else { Indices::U32(ids) };
+            let (map, length) = map.unwrap_or_default();
+            Choices::new(ids, count).mapped(map, length)
+        });
+        self.gpu.raise_told(py)?;
+        // SAFETY: the method's contract, which python/df11/_native.pyi states.
+        let on = unsafe { self.gpu.on(stream) };
+        // SAFETY: as above.
+        unsafe { self.inner.decode_into_raw(choices, output, &on.stream, on.status) }.or_raise(py)
     }
 }
 

@@ -8,7 +8,7 @@ use df11::gpu::{
     GroupedLinear, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix, Routing,
     cudarc::driver::sys::CUstream,
 };
-use df11::hazmat::gpu::{FastPacker, PinnedRange, TableAddresses, Visit};
+use df11::hazmat::gpu::{CutArrays, FastPacker, PinnedRange, TableAddresses, Visit};
 use pyo3::prelude::*;
 
 use crate::context::{Gpu, OnGpu};
@@ -246,6 +246,32 @@ pub(crate) fn upload(
         let gpu = Gpu::kept(device)?;
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
         unsafe { model.upload_arrays(&gpu.device, &items, observer) }
+    })
+}
+
+/// Rows and columns of a tensor, and the address and length of each array of their tiles.
+type Cut = (String, (u64, u64), (u64, u64), [(u64, u64); 4]);
+
+/// Copies arrays that are cut out of tensors to addresses on a GPU.
+#[pyfunction]
+pub(crate) fn upload_cuts(
+    py: Python<'_>,
+    model: &Bound<'_, Model>,
+    device: usize,
+    items: Vec<Cut>,
+) -> PyResult<()> {
+    let model = &model.get().inner;
+    let cuts = items.iter().map(|&(ref name, (top, bottom), (left, right), to)| CutArrays {
+        name,
+        rows: top..bottom,
+        columns: left..right,
+        to,
+    });
+    let cuts: Vec<CutArrays<'_>> = cuts.collect();
+    work::watched(py, None, |observer| {
+        let gpu = Gpu::kept(device)?;
+        // SAFETY: the function's contract, which python/df11/_native.pyi states.
+        unsafe { model.upload_cuts(&gpu.device, &cuts, observer) }
     })
 }
 

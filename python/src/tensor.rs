@@ -398,6 +398,16 @@ impl Tiles {
         Ok((staged, PyTuple::new(py, arrays.iter().map(|array| PyByteArray::new(py, array)))?))
     }
 
+    fn cut_lengths(
+        &self,
+        py: Python<'_>,
+        rows: (u64, u64),
+        columns: (u64, u64),
+    ) -> PyResult<(u64, u64, u64, u64)> {
+        let lengths = || self.view().cut_lengths(rows.0..rows.1, columns.0..columns.1);
+        work::briefly(py, lengths).map(Into::into)
+    }
+
     fn __repr__(&self) -> String {
         format!("<df11.Tiles of {:?}, {} x {}>", self.tensor.name, self.rows, self.columns)
     }

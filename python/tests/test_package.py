@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,6 +264,18 @@ def test_super_alone_is_followed_by_an_attribute() -> None:
         for node in nodes:
             if isinstance(node, ast.Call) and ast.unparse(node) == "super()":
                 assert id(node) in followed, f"{path}:{node.lineno}"
+
+
+def test_the_kernel_in_triton_compiles() -> None:
+    """For a GPU, which its interpreter does not show."""
+    triton = pytest.importorskip("triton")
+    path = PACKAGE / "vllm" / "_translation.py"
+    module = module_from_spec(spec := spec_from_file_location("translation", path))
+    spec.loader.exec_module(module)
+    signature = {"weight": "*u8", "table": "*u8", "columns": "i32", "side": "constexpr"}
+    source = triton.compiler.ASTSource(module._translate, signature, constexprs={"side": 128})
+    target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    assert "cubin" in triton.compile(source, target=target).asm
 
 
 def test_each_name_is_listed_once() -> None:

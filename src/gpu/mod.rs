@@ -49,7 +49,7 @@ mod status;
 mod stored;
 mod streamer;
 pub(crate) mod task;
-mod upload;
+pub(crate) mod upload;
 
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
@@ -57,7 +57,8 @@ pub use distribution::Placement;
 pub use driver::has_driver;
 pub use host::GpuDecoder;
 pub use linear::{
-    GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix, Routing, Transcoded,
+    Choices, ExpertDecoder, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, Matrix,
+    Routing, Transcoded,
 };
 pub use load::{DeviceOptions, LoadOptions};
 pub use model::{GpuBlock, GpuModel, GpuTensor, Piece};

@@ -15,7 +15,9 @@ use zerocopy::FromBytes;
 use super::fault::{OrFault, gpu};
 use super::fit::{Demand, Fit, LANES};
 use super::memory::Buffer;
-use super::task::{DecodeTask, FEW_TASKS, FLOATS, KERNELS, TILE_KERNEL, TableAddresses, TileTask};
+use super::task::{
+    ChooseTask, DecodeTask, FEW_TASKS, FLOATS, KERNELS, TILE_KERNEL, TableAddresses, TileTask,
+};
 use crate::{Error, Result, constants::GAP_BYTES_PER_THREAD, parallel};
 
 const GAP_PTX: &str = include_str!("../../kernels/ptx/gap.ptx");
@@ -25,6 +27,8 @@ const TILE_SM_90: &[u8] = include_bytes!("../../kernels/ptx/tile.sm_90.cubin");
 const FLOAT_PTX: &str = include_str!("../../kernels/ptx/float.ptx");
 const FLOAT_SM_90: &[u8] = include_bytes!("../../kernels/ptx/float.sm_90.cubin");
 const TABLE_THREADS: u32 = 256;
+/// Warps of the kernel that chooses experts.
+const CHOOSE_WARPS: u32 = 16;
 /// For each decode kernel: bytes of shared memory per warp, most warps per thread block, and how
 /// many are good. `Constants` of `kernels/gap.cu`, `tile.cu` and `float.cu` have the same numbers;
 /// a test compares these and all structures that both sides have.
@@ -49,7 +53,7 @@ pub(super) struct Kernels {
     /// Decode kernels by their numbers, except those of other floats.
     decode: Vec<Decode>,
     /// Decode kernels of other floats, loaded at their first use.
-    floats: OnceLock<Vec<Decode>>,
+    floats: OnceLock<Floats>,
     stream: Arc<CudaStream>,
     /// Number of multiprocessors.
     pub(super) processors: u32,
@@ -58,6 +62,13 @@ pub(super) struct Kernels {
     /// Fits by kernel and by bytes that each warp stages; a model's blocks often need the same
     /// ones.
     fits: Mutex<HashMap<(usize, u32), Fit>>,
+}
+
+#[derive(Debug)]
+struct Floats {
+    decode: Vec<Decode>,
+    /// The kernel that copies the tasks of chosen experts.
+    choose: CudaFunction,
 }
 
 #[derive(Debug)]
@@ -113,11 +124,15 @@ impl Kernels {
 
     /// A decode kernel by its number.
     fn decode_kernel(&self, kernel: usize) -> Result<&Decode> {
-        let Some(float) = kernel.checked_sub(self.decode.len()) else {
-            return Ok(&self.decode[kernel]);
-        };
+        match kernel.checked_sub(self.decode.len()) {
+            None => Ok(&self.decode[kernel]),
+            Some(float) => Ok(&self.floats()?.decode[float]),
+        }
+    }
+
+    fn floats(&self) -> Result<&Floats> {
         if let Some(floats) = self.floats.get() {
-            return Ok(&floats[float]);
+            return Ok(floats);
         }
         // If two threads load them at once, one drops its own.
         let module = Module::load(&self.stream, "float", FLOAT_PTX, FLOAT_SM_90)?;
@@ -126,9 +141,10 @@ impl Kernels {
             let [decode, tables, few] = names.each_ref().map(String::as_str);
             Decode::prepare(&module, [decode, tables], Some(few), *demand, self.room)
         };
-        let floats = FLOATS.into_iter().zip(&DEMANDS[self.decode.len()..]).map(prepare);
-        let floats = floats.collect::<Result<Vec<_>>>()?;
-        Ok(&self.floats.get_or_init(|| floats)[float])
+        let decode = FLOATS.into_iter().zip(&DEMANDS[self.decode.len()..]).map(prepare);
+        let decode = decode.collect::<Result<_>>()?;
+        let floats = Floats { decode, choose: module.function("choose")? };
+        Ok(self.floats.get_or_init(|| floats))
     }
 
     /// Fits a decode kernel to this GPU if each warp stages this many bytes.
@@ -178,7 +194,23 @@ impl Kernels {
         stream.synchronize().or_fault("building decode tables")
     }
 
-    /// Launches a decode kernel.
+    /// Launches the kernel that copies tasks of chosen experts, for a decode kernel of a float of 8
+    /// bits on the same stream, whose launch then has 0 tasks.
+    ///
+    /// # Safety
+    /// Until both kernels are done, memory of this context at the task's addresses is as
+    /// `kernels/float.cu` says of `ChooseTask`, and nothing else uses `chosen`.
+    pub(super) unsafe fn choose(&self, stream: &CudaStream, task: &ChooseTask) -> Result<()> {
+        let mut launch = stream.launch_builder(&self.floats()?.choose);
+        launch.arg(task);
+        // SAFETY: the argument matches the kernel's declaration; the rest is the caller's promise.
+        // The kernel follows no id that names no expert.
+        let launched = unsafe { launch.launch(config(1, CHOOSE_WARPS * LANES, 0)) };
+        launched.map(drop).or_fault("launching the kernel that chooses experts")
+    }
+
+    /// Launches a decode kernel. A launch of floats of 8 bits with 0 tasks takes those that
+    /// `choose` has copied.
     ///
     /// # Safety
     /// Until the kernel is done: the launch's tasks among those at `tasks` are as
@@ -337,7 +369,8 @@ pub(super) mod tests {
     use serde_json::Value;
     use zerocopy::{FromBytes, IntoBytes as _};
 
-    use super::{DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
+    use super::{CHOOSE_WARPS, ChooseTask, DEMANDS, GAP_BYTES_PER_THREAD, TableAddresses};
+    use crate::gpu::linear::task::MAX_EXPERTS;
     use crate::gpu::task::{DecodeTask, FEW_TASKS, FLOATS, GAP_TABLE_BYTES, TILE_TABLE_BYTES};
 
     /// Values compiled into the kernels of `gap`: `Constants` of `kernels/gap.cu`.
@@ -370,6 +403,9 @@ pub(super) mod tests {
         good_warps: u32,
         most_warps: [u32; FLOATS.len()],
         splits: [[u32; 3]; FLOATS.len()],
+        choose_task: u32,
+        choose_warps: u32,
+        max_experts: u32,
     }
 
     /// Bytes of an encoding's structures that both sides have.
@@ -422,6 +458,8 @@ pub(super) mod tests {
         let float: FloatConstants = constants("float", "constants");
         assert_eq!(float.bytes, Bytes::of(TILE_TABLE_BYTES));
         assert_eq!(float.few_tasks as usize, FEW_TASKS);
+        let choose = [float.choose_task, float.choose_warps, float.max_experts].map(|n| n as usize);
+        assert_eq!(choose, [size_of::<ChooseTask>(), CHOOSE_WARPS as usize, MAX_EXPERTS]);
         let splits = FLOATS
             .map(|(split, _)| [split.bytes() as u32, split.exponent_bits(), split.kept_bits()]);
         assert_eq!(float.splits, splits);

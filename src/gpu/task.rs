@@ -179,6 +179,29 @@ unsafe impl DeviceRepr for TileTask {}
 /// Most tasks of a launch that takes them by value.
 pub(super) const FEW_TASKS: usize = 8;
 
+/// Tasks of experts, and the experts that a router chose: `ChooseTask` of `kernels/float.cu`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct ChooseTask {
+    pub(super) tasks: u64,
+    /// The address of each task's expert, less than `expert_count`.
+    pub(super) experts: u64,
+    /// The address of a task's bytes for the numbers of the launch, and of room for all tasks.
+    pub(super) chosen: u64,
+    pub(super) ids: u64,
+    pub(super) map: u64,
+    pub(super) id_count: u64,
+    pub(super) map_count: u64,
+    pub(super) task_count: u32,
+    pub(super) expert_count: u32,
+    /// 1 if ids have 64 bits.
+    pub(super) wide: u32,
+}
+
+// SAFETY: `repr(C)`, only numbers, as in `kernels/float.cu`.
+#[expect(unsafe_code, reason = "an argument of a kernel, by value")]
+unsafe impl DeviceRepr for ChooseTask {}
+
 /// Device addresses of a decode table and of its codebook, as the kernels take them.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]

@@ -36,6 +36,20 @@ pub(super) struct Delivery<'m> {
     pub(super) to: CUdeviceptr,
 }
 
+/// Rows and columns of a matrix in tiles, as [`Tiles::cut`] takes them, and the device address and
+/// length of each array.
+#[derive(Clone, Debug)]
+pub struct CutArrays<'n> {
+    /// The name of the tensor.
+    pub name: &'n str,
+    /// Rows of the matrix.
+    pub rows: Range<u64>,
+    /// Columns of the matrix.
+    pub columns: Range<u64>,
+    /// In the order of [`Tiles::array`].
+    pub to: [(CUdeviceptr, u64); 4],
+}
+
 /// Readers per GPU: one per core for all GPUs together, but no more than help.
 pub(super) fn readers_each(gpus: usize) -> NonZero<usize> {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
@@ -84,9 +98,6 @@ pub(super) unsafe fn upload(
 ) -> Result<()> {
     let pieces = pieces(deliveries);
     let next = AtomicUsize::new(0);
-    let readers = readers.get().min(pieces.len());
-    let rings = rings(device, readers)?;
-    let stream = device.copies();
     // One reader takes pieces until none are left.
     let carry = |ring: &mut Ring| -> Result<()> {
         for at in (0..BUFFERS).cycle() {
@@ -98,11 +109,23 @@ pub(super) unsafe fn upload(
             of.read(range, &mut buffer.bytes()?[..count])?;
             // SAFETY: the address lies in the memory that the caller promises, which is not freed
             // before this returns, and it synchronises the stream first.
-            unsafe { buffer.copy(count, of.to + range.start, stream) }?;
+            unsafe { buffer.copy(count, of.to + range.start, device.copies()) }?;
             count_bytes(count as u64)?;
         }
         Ok(())
     };
+    read(device, readers.get().min(pieces.len()), stop, carry)
+}
+
+/// Runs readers on threads, each with a ring, and waits for them and their copies. A failure of one
+/// sets `stop`, which the others look for.
+fn read(
+    device: &Device,
+    readers: usize,
+    stop: &AtomicBool,
+    carry: impl Fn(&mut Ring) -> Result<()> + Sync,
+) -> Result<()> {
+    let rings = rings(device, readers)?;
     let reader = |mut ring: Ring| {
         let result = carry(&mut ring);
         if result.is_err() {
@@ -115,7 +138,7 @@ pub(super) unsafe fn upload(
         join_all(rings.into_iter().map(|ring| scope.spawn(move || reader(ring))).collect())
     });
     // Waits after a failure too: no copy may still write to memory that is freed.
-    stream.synchronize().or_fault("copying to the GPU")?;
+    device.copies().synchronize().or_fault("copying to the GPU")?;
     result
 }
 
@@ -162,13 +185,7 @@ impl Model {
         wanted: &[(&str, [CUdeviceptr; 4])],
         observer: &dyn Observer,
     ) -> Result<()> {
-        let find = |&(name, to): &(&str, [CUdeviceptr; 4])| {
-            let tiles = Tiles::of(&self.tensor(name)?)?;
-            tiles.map(|tiles| (tiles, to)).ok_or_else(|| {
-                let problem = format!("there is no matrix {name:?} in tiles of 32 x 256");
-                Error::parameter(problem, "ask Tiles::of first")
-            })
-        };
+        let find = |&(name, to): &(&str, [CUdeviceptr; 4])| Ok((self.tiles(name)?, to));
         let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
         observer.begin(found.iter().flat_map(|(tiles, _)| tiles.array_lengths()).sum());
         observer.enter(Stage::Load);
@@ -187,6 +204,61 @@ impl Model {
         unsafe { upload(device, &deliveries, readers_each(1), &stop, &count) }?;
         // Checks also the chunks that other arrays share.
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
+    }
+
+    /// Copies arrays of matrices that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies those
+    /// of whole tensors. Holds the arrays of as many in host memory as there are cores, at most 12.
+    ///
+    /// # Errors
+    /// Same as [`Model::upload_arrays`]; [`Error::Parameter`] for other rows or columns;
+    /// [`Error::Corrupt`] if an array has another length than is told, as when the file has changed.
+    ///
+    /// # Safety
+    /// Each address has device memory of its length, which nothing else uses meanwhile.
+    #[expect(unsafe_code, reason = "device addresses")]
+    pub unsafe fn upload_cuts(
+        &self,
+        device: &Device,
+        wanted: &[CutArrays<'_>],
+        observer: &dyn Observer,
+    ) -> Result<()> {
+        let find = |cut: &CutArrays<'_>| self.tiles(cut.name);
+        let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let (stop, next) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let carry = |ring: &mut Ring| -> Result<()> {
+            let mut turn = 0;
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some((tiles, cut)) = found.get(at).zip(wanted.get(at)) else { return Ok(()) };
+                let arrays = tiles.cut(cut.rows.clone(), cut.columns.clone())?;
+                for (array, (to, length)) in arrays.iter().zip(cut.to) {
+                    Error::unless(array.len() as u64 == length, || {
+                        let problem = format!("{} bytes of {length} that were told", array.len());
+                        tiles.target().locate(Error::corrupt("a cut", 0, problem))
+                    })?;
+                    let starts = (to..).step_by(PIECE_BYTES as usize);
+                    for (piece, to) in array.chunks(PIECE_BYTES as usize).zip(starts) {
+                        if stop.load(Ordering::Relaxed) {
+                            return Err(Error::Cancelled);
+                        }
+                        let buffer = &mut ring[turn % BUFFERS];
+                        turn += 1;
+                        buffer.bytes()?[..piece.len()].copy_from_slice(piece);
+                        // SAFETY: as in `upload`.
+                        unsafe { buffer.copy(piece.len(), to, device.copies()) }?;
+                        advance(observer, piece.len() as u64)?;
+                    }
+                }
+            }
+        };
+        read(device, readers_each(1).get().min(wanted.len()), &stop, carry)
+    }
+
+    fn tiles(&self, name: &str) -> Result<Tiles<'_>> {
+        Tiles::of(&self.tensor(name)?)?.ok_or_else(|| {
+            let problem = format!("there is no matrix {name:?} in tiles of 32 x 256");
+            Error::parameter(problem, "ask Tiles::of first")
+        })
     }
 }
 

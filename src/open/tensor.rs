@@ -365,6 +365,15 @@ impl<'m> Tiles<'m> {
             .map_err(|error| self.target.locate(error))
     }
 
+    /// The lengths of the arrays of [`cut`](Self::cut), in bytes; reads its records alone.
+    ///
+    /// # Errors
+    /// Like [`cut`](Self::cut).
+    pub fn cut_lengths(&self, rows: Range<u64>, columns: Range<u64>) -> Result<[u64; 4]> {
+        tile::cut_lengths(&self.sizes, &self.target, rows, columns)
+            .map_err(|error| self.target.locate(error))
+    }
+
     /// Their indices in the directory.
     fn arrays(&self) -> [usize; 4] {
         [0, 1, 2, 3].map(|at| self.target.first_array() + at)

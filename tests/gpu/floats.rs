@@ -3,8 +3,9 @@
 use df11::{
     Dtype, Encoding,
     gpu::{
-        Device, Indices, Linear, LoadOptions, Matrix, Piece, Preference, Residence, Status,
-        Transcoded, cudarc::driver::DevicePtrMut as _,
+        Choices, Device, ExpertDecoder, Indices, Linear, LoadOptions, Matrix, Piece, Preference,
+        Residence, Status, Transcoded,
+        cudarc::driver::{DevicePtr as _, DevicePtrMut as _},
     },
     hazmat::tile::{CODEBOOK, FloatSplit},
 };
@@ -254,6 +255,121 @@ fn matrices_of_floats_in_memory_of_the_caller_are_decoded() {
     status.check(&stream).unwrap();
     for (&at, output) in order.iter().zip(&outputs) {
         assert!(stream.clone_dtoh(output).unwrap() == items[at].data, "{at}");
+    }
+}
+
+/// Two matrices of other shapes for each expert, and more tasks than threads choose at once.
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn experts_that_a_router_chose_are_decoded() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    const EXPERTS: usize = 300;
+    for float in [0, 1] {
+        assert_eq!(split(float).bytes(), 1);
+        let shapes = [(64, 512), (34, 520)];
+        let (items, held): (Vec<_>, Vec<_>) = shapes
+            .into_iter()
+            .map(|(rows, columns)| {
+                let weights = normal_weights((rows * columns) as usize, rows);
+                let item = Cut::Float(float, Some(columns)).item("w", &[rows, columns], weights);
+                let model = open(Model::new(std::slice::from_ref(&item), &[]).build());
+                let held = borrowed(device, &stream, &model, "w");
+                (item.data, held)
+            })
+            .unzip();
+        // The second expert has a slice in place of each.
+        let slice = |matrix: &Matrix| matrix.rows(0..32).unwrap().columns(256..512).unwrap();
+        let slices: Vec<_> = held.iter().map(|(matrix, _)| slice(matrix)).collect();
+        let cut = |(data, (_, columns)): (&Vec<u8>, (u64, u64))| -> Vec<u8> {
+            let row = |at| data[at * columns as usize..][256..512].to_vec();
+            (0..32).flat_map(row).collect()
+        };
+        let cuts: Vec<_> = items.iter().zip(shapes).map(cut).collect();
+        let matrices: Vec<(Matrix, u32)> = (0..2 * EXPERTS)
+            .map(|at| {
+                let expert = at / 2;
+                let matrix = if expert == 1 { &slices[at % 2] } else { &held[at % 2].0 };
+                (matrix.clone(), expert as u32)
+            })
+            .collect();
+        let decoder = ExpertDecoder::new(&matrices).unwrap();
+        let expected = |is_chosen: &dyn Fn(usize) -> bool| -> Vec<u8> {
+            let bytes = (0..2 * EXPERTS).flat_map(|at| {
+                let data = if at / 2 == 1 { &cuts[at % 2] } else { &items[at % 2] };
+                if is_chosen(at / 2) { data.clone() } else { vec![POISON; data.len()] }
+            });
+            bytes.collect()
+        };
+        let bytes = decoder.bytes() as usize;
+        let run = |choices: Option<Choices>| {
+            let (result, word) = launch(device, &stream, bytes, |output, status| {
+                let output = output.device_ptr_mut(&stream).0;
+                // SAFETY: the output has the bytes; ids and map live until the status is read.
+                unsafe { decoder.decode_into_raw(choices, output, &stream, status) }
+            });
+            assert_eq!(word, 0, "the status");
+            result
+        };
+        assert!(run(None) == expected(&|_| true), "all");
+        let lists: [&[i64]; 6] =
+            [&[], &[7], &[0, 1], &[299, 3, -1, 3, 300, 1 << 40, 1, 7], &[-1], &[300; 40]];
+        for ids in lists {
+            let chosen = |expert: usize| ids.contains(&(expert as i64));
+            let wide = stream.clone_htod(&[ids, &[0]].concat()).unwrap();
+            let count = ids.len() as u64;
+            let choices = Choices::new(Indices::I64(wide.device_ptr(&stream).0), count);
+            assert!(run(Some(choices)) == expected(&chosen), "{ids:?}");
+            let narrow: Vec<u32> = ids.iter().map(|&id| id as u32).chain([0]).collect();
+            // 2^40 is 0 in 32 bits.
+            let chosen = |expert: usize| narrow[..ids.len()].contains(&(expert as u32));
+            let narrow = stream.clone_htod(&narrow).unwrap();
+            let choices = Choices::new(Indices::U32(narrow.device_ptr(&stream).0), count);
+            assert!(run(Some(choices)) == expected(&chosen), "{ids:?}, 32 bits");
+            // This rank has the last 100 of the router's 400 experts, and others.
+            let place = |id: i64| if id < 100 { 299 - id } else { -1 };
+            let map: Vec<i32> = (0..250).map(|id| place(id) as i32).collect();
+            let map = stream.clone_htod(&map).unwrap();
+            let mapped: Vec<i64> =
+                ids.iter().filter(|&&id| (0..250).contains(&id)).map(|&id| place(id)).collect();
+            let chosen = |expert: usize| mapped.contains(&(expert as i64));
+            let choices = Choices::new(Indices::I64(wide.device_ptr(&stream).0), count);
+            let choices = choices.mapped(map.device_ptr(&stream).0, 250);
+            assert!(run(Some(choices)) == expected(&chosen), "{ids:?}, mapped");
+        }
+        // As many choices as name all.
+        let many = stream.clone_htod(&vec![5_u32; 8 * EXPERTS]).unwrap();
+        let choices = Choices::new(Indices::U32(many.device_ptr(&stream).0), 8 * EXPERTS as u64);
+        assert!(run(Some(choices)) == expected(&|_| true), "many");
+    }
+}
+
+#[test]
+fn only_experts_of_one_float_of_8_bits_are_chosen_from() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let matrix = |float: usize, shape: [u64; 2]| {
+        let weights = normal_weights((shape[0] * shape[1]) as usize, 1);
+        let item = Cut::Float(float, Some(shape[1])).item("w", &shape, weights);
+        let model = open(Model::new(&[item], &[]).build());
+        borrowed(device, &stream, &model, "w")
+    };
+    let [(e4m3, _a), (e5m2, _b), (f16, _c)] = [0, 1, 2].map(|float| matrix(float, [32, 256]));
+    let (odd, _d) = matrix(0, [1, 264]);
+    let refused = |matrices: &[(Matrix, u32)], part| {
+        assert!(is_refused(ExpertDecoder::new(matrices), part), "{part}");
+    };
+    refused(&[], "no experts");
+    refused(&[(f16.clone(), 0)], "8 bits");
+    refused(&[(e4m3.clone(), 0), (e5m2, 1)], "8 bits");
+    refused(&[(e4m3.clone(), 1024)], "1,024");
+    refused(&[(odd, 0), (e4m3.clone(), 1)], "byte 264");
+    let decoder = ExpertDecoder::new(&[(e4m3, 0)]).unwrap();
+    let status = Status::new(device).unwrap();
+    let wide = Some(Choices::new(Indices::I64(260), 1));
+    for (choices, output, part) in [(None, 8, "256 bytes"), (wide, 256, "misaligned")] {
+        // SAFETY: it is refused before any address is used.
+        #[expect(unsafe_code, reason = "raw pointers")]
+        let result = unsafe { decoder.decode_into_raw(choices, output, &stream, &status) };
+        assert!(is_refused(result, part), "{part}");
     }
 }
 

@@ -3,15 +3,18 @@
 use std::sync::Arc;
 
 use df11::gpu::{
-    GroupedLinear, LinearInput, LinearOutput, Matrix, Routing, Status,
+    Choices, ExpertDecoder, GroupedLinear, Indices, LinearInput, LinearOutput, Matrix, Routing,
+    Status,
     cudarc::driver::{CudaStream, DevicePtr as _, DevicePtrMut as _},
 };
 use half::bf16;
 
 use super::{
-    capture, cases, gpu, gpu_stream,
-    linear::{self, Host, POISON_HALF, check_sum, fast, launch_at, model},
-    random,
+    Cut, POISON, capture, cases,
+    container::{self, normal_weights},
+    gpu, gpu_stream,
+    linear::{self, Host, POISON_HALF, borrowed, check_sum, fast, launch_at, model},
+    open, random,
 };
 
 /// A mixture: a matrix for each expert, and rows of x.
@@ -497,5 +500,35 @@ fn a_graph_follows_the_router() {
         graph.launch().unwrap();
         status.check(&stream).unwrap();
         mixture.check(&call, &stream.clone_dtoh(&y).unwrap());
+    }
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn a_replay_decodes_the_experts_of_its_time() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    let item = Cut::Float(0, Some(256)).item("w", &[32, 256], normal_weights(32 * 256, 1));
+    let model = open(container::Model::new(std::slice::from_ref(&item), &[]).build());
+    let (matrix, _memory) = borrowed(device, &stream, &model, "w");
+    let matrices: Vec<(Matrix, u32)> = (0..9).map(|expert| (matrix.clone(), expert)).collect();
+    let decoder = ExpertDecoder::new(&matrices).unwrap();
+    let mut ids = stream.clone_htod(&[0_u32]).unwrap();
+    let mut output = stream.clone_htod(&vec![POISON; decoder.bytes() as usize]).unwrap();
+    let status = Status::new(device).unwrap();
+    let to = output.device_ptr_mut(&stream).0;
+    let choices = Some(Choices::new(Indices::U32(ids.device_ptr(&stream).0), 1));
+    // SAFETY: ids and output are as large, and live until the status is read.
+    let graph =
+        capture(&stream, || unsafe { decoder.decode_into_raw(choices, to, &stream, &status) });
+    for expert in [4, 7] {
+        stream.memcpy_htod(&[expert], &mut ids).unwrap();
+        graph.launch().unwrap();
+    }
+    status.check(&stream).unwrap();
+    let result = stream.clone_dtoh(&output).unwrap();
+    for (expert, found) in result.chunks(item.data.len()).enumerate() {
+        let poison = vec![POISON; item.data.len()];
+        let expected = if [4, 7].contains(&expert) { &item.data } else { &poison };
+        assert!(found == *expected, "{expert}");
     }
 }

@@ -14,7 +14,7 @@ use df11::{
     },
     hazmat::{
         Tiles,
-        gpu::{FastPacker, TableAddresses, TileAddresses},
+        gpu::{CutArrays, FastPacker, TableAddresses, TileAddresses},
         tile::Arrays,
     },
 };
@@ -23,7 +23,7 @@ use half::bf16;
 use super::{
     POISON, capture, cases,
     container::{Item, Model, normal_weights, parse},
-    gpu, gpu_stream, launch, load, mutate, open, random, say,
+    gpu, gpu_stream, is_refused, launch, load, mutate, open, random, say,
 };
 
 pub(super) const POISON_HALF: u16 = u16::from_le_bytes([POISON; 2]);
@@ -642,6 +642,64 @@ pub(super) fn borrowed(
     // SAFETY: the arrays are there, and the caller keeps them.
     let stored = unsafe { Matrix::of_tiles(device, (rows, columns), split, at) };
     (stored.unwrap(), memory)
+}
+
+#[test]
+#[expect(unsafe_code, reason = "raw pointers")]
+fn cuts_arrive_as_the_host_makes_them() {
+    let Some((device, stream)) = gpu_stream() else { return };
+    // The plane of the first one travels in several pieces.
+    let hosts = [(2100, 4104, 1), (96, 520, 2)]
+        .map(|(rows, columns, seed)| Host::normal(rows, columns, seed));
+    let items = [hosts[0].item("large"), hosts[1].item("small")];
+    let model = open(Model::new(&items, &[]).build());
+    let windows = [
+        ("large", 0..2100, 256..4104),
+        ("large", 32..2100, 0..4104),
+        ("small", 32..64, 256..512),
+        ("small", 0..96, 512..520),
+        ("small", 0..96, 0..520),
+    ];
+    let expected = windows.clone().map(|(name, rows, columns)| {
+        let tiles = Tiles::of(&model.tensor(name).unwrap()).unwrap().unwrap();
+        let lengths = tiles.cut_lengths(rows.clone(), columns.clone()).unwrap();
+        let arrays = tiles.cut(rows, columns).unwrap();
+        assert_eq!(lengths, arrays.each_ref().map(|array| array.len() as u64));
+        arrays
+    });
+    let poison = |length| stream.clone_htod(&vec![POISON; length + 16]).unwrap();
+    let memory = expected.each_ref().map(|arrays| arrays.each_ref().map(|one| poison(one.len())));
+    let cuts: Vec<CutArrays<'_>> = windows
+        .into_iter()
+        .zip(&memory)
+        .map(|((name, rows, columns), room)| {
+            let to = room.each_ref();
+            let to = to.map(|one| (one.device_ptr(&stream).0, one.len() as u64 - 16));
+            CutArrays { name, rows, columns, to }
+        })
+        .collect();
+    stream.synchronize().unwrap();
+    // SAFETY: each array has its memory.
+    unsafe { model.upload_cuts(device, &cuts, &()) }.unwrap();
+    for (arrays, memory) in expected.iter().zip(&memory) {
+        for (array, memory) in arrays.iter().zip(memory) {
+            let found = stream.clone_dtoh(memory).unwrap();
+            assert!(found == [&**array, &[POISON; 16]].concat());
+        }
+    }
+    // Refused before or while they are copied; nothing is written after an array's memory.
+    let with = |change: &dyn Fn(&mut CutArrays<'_>)| {
+        let mut cuts = cuts.clone();
+        change(&mut cuts[2]);
+        // SAFETY: as above; memory of another length is refused.
+        unsafe { model.upload_cuts(device, &cuts, &()) }
+    };
+    let shorter = with(&|cut| cut.to[3].1 -= 16);
+    assert!(matches!(shorter, Err(Error::Corrupt { .. })), "{shorter:?}");
+    assert!(is_refused(with(&|cut| cut.rows = 1..64), "within tiles"));
+    assert!(is_refused(with(&|cut| cut.rows = 32..128), ""));
+    let missing = with(&|cut| cut.name = "none");
+    assert!(is_refused(missing, "none"));
 }
 
 /// Such a matrix in both forms.

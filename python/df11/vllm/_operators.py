@@ -19,7 +19,9 @@ import vllm.envs as envs
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .. import _experts, _ops
+from .. import _experts, _native, _ops
+from .._errors import ParameterError
+from .._matrices import matrices, raw_stream, windows
 from .._order import LINEAR, Framework
 from .._tensor import CompressedTensor
 from . import _cpu
@@ -48,6 +50,8 @@ class _Held(NamedTuple):
     shown: Tensor | None = None
     #: Which byte each byte of a block becomes after decoding.
     table: Tensor | None = None
+    #: Decodes experts that a router has chosen.
+    experts: _native.Experts | None = None
 
 
 #: Weights by the addresses of their keys.
@@ -64,11 +68,34 @@ def hold(layer: nn.Module, name: str, weight: CompressedTensor, padding: int) ->
     return key
 
 
-def replace(key: Tensor, shown: Tensor, table: Tensor | None) -> None:
+def replace(key: Tensor, shown: Tensor, table: Tensor | None, experts: int) -> None:
     """Makes a layer show another tensor as its weight, and `decode` translate the weight's bytes by
-    a table for each block.
+    a table for each block. `experts`: how many of a mixture have equal shares of the rows.
     """
-    _held[key.data_ptr()] = _held[key.data_ptr()]._replace(shown=shown, table=table)
+    held = _held[key.data_ptr()]._replace(shown=shown, table=table)
+    if experts and table is None and key.is_cuda:
+        held = held._replace(experts=_experts_of(held.weight, experts, key.device.index))
+    _held[key.data_ptr()] = held
+
+
+def _experts_of(weight: CompressedTensor, experts: int, index: int) -> _native.Experts | None:
+    """None if experts begin or end within tiles."""
+    each = weight.matrix_shape[0] // experts
+    shares = windows(
+        weight._arrays,
+        weight.flat_parts,
+        ((each * expert, each * (expert + 1)) for expert in range(experts)),
+    )
+    try:
+        return _native.Experts(
+            [
+                (matrix, expert)
+                for expert, (arrays, parts) in enumerate(shares)
+                for matrix in matrices(arrays, parts, index)
+            ]
+        )
+    except ParameterError:
+        return None
 
 
 def weight_of(key: Tensor) -> CompressedTensor:
@@ -184,17 +211,47 @@ def grouped_linear(
 
 
 @_ops.operator(
-    "decode(Tensor key, int rows, int columns, ScalarType dtype) -> Tensor",
-    lambda key, rows, columns, dtype: key.new_empty((rows, columns), dtype=dtype),
+    "decode(Tensor key, int rows, int columns, ScalarType dtype, Tensor? ids=None, "
+    "Tensor? expert_map=None) -> Tensor",
+    lambda key, rows, columns, dtype, ids=None, expert_map=None: key.new_empty(
+        (rows, columns), dtype=dtype
+    ),
     library,
 )
-def decode(key: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Decodes a weight of a layer that uses vLLM's kernels: [rows, columns]."""
+def decode(
+    key: Tensor,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    ids: Tensor | None = None,
+    expert_map: Tensor | None = None,
+) -> Tensor:
+    """Decodes a weight of a layer that uses vLLM's kernels: [rows, columns]. With `ids` of experts
+    that a router has chosen, other experts may be missing: their rows have any content.
+    `expert_map`: the place of each of the router's experts among those of this rank, or -1.
+    """
     held = _find(key)
+    if held.experts is not None:
+        weight = key.new_empty((rows, columns), dtype=dtype)
+        stream = raw_stream(key.device.index)
+        held.experts.decode(weight.data_ptr(), stream, *_choices(ids, expert_map))
+        return weight
     weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
     if held.table is not None:
         _translate(weight.view(torch.uint8), held.table)
     return weight
+
+
+def _choices(ids: Tensor | None, expert_map: Tensor | None) -> tuple[Any, Any]:
+    """The arguments `ids` and `map` of `_native.Experts.decode`."""
+    if ids is None or not ids.is_contiguous() or ids.dtype not in (torch.int32, torch.int64):
+        return None, None
+    given = ids.data_ptr(), ids.numel(), ids.dtype == torch.int64
+    if expert_map is None:
+        return given, None
+    if not expert_map.is_contiguous() or expert_map.dtype != torch.int32:
+        return None, None
+    return given, (expert_map.data_ptr(), expert_map.numel())
 
 
 def _translate(weight: Tensor, table: Tensor) -> None:

@@ -4,8 +4,9 @@
  create_weights                 an FP8 weight becomes a target (`_deferred`), as any other
  process_weights_after_loading  the layer's weights are decoded, vLLM processes them, and compressed
                                 ones take their place again if they give the bytes that vLLM left
- apply                          an operator decodes the layer's weights, into memory that is free
-                                again after the product
+ apply                          an operator decodes the layer's weights, of a mixture those of the
+                                experts that the router chose, into memory that is free again after
+                                the product
 ```
 
 vLLM keeps the bytes of weights, or requantizes them: each block of weights for a scale that is a
@@ -174,18 +175,20 @@ class _StandIn:
         return getattr(self._layer, name)
 
 
-def _with_weights(layer: Any) -> Any:
-    """A layer for a product, in which compressed weights are decoded."""
+def _with_weights(layer: Any, *choices: Tensor | None) -> Any:
+    """A layer for a product, in which compressed weights are decoded, of experts the chosen ones:
+    choices are the operator's."""
     views: dict[str, _View] = layer.df11_views
     if not views:
         return layer
-    return _StandIn(layer, {name: _decoded(layer, name, view) for name, view in views.items()})
+    decoded = {name: _decoded(layer, name, view, *choices) for name, view in views.items()}
+    return _StandIn(layer, decoded)
 
 
-def _decoded(layer: Any, name: str, view: _View) -> Tensor:
+def _decoded(layer: Any, name: str, view: _View, *choices: Tensor | None) -> Tensor:
     key, columns = getattr(layer, f"{name}_key"), getattr(layer, f"{name}_columns")
     rows = getattr(layer, f"{name}_rows")
-    weight: Tensor = torch.ops.df11_vllm.decode(key, rows, columns, view.dtype)
+    weight: Tensor = torch.ops.df11_vllm.decode(key, rows, columns, view.dtype, *choices)
     return weight.t() if view.is_transposed else weight.view(view.shape)
 
 
@@ -228,9 +231,22 @@ class _Experts(_Method):
         parameters."""
         return False
 
-    def apply(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         vllm: Any = super(_Experts, self)  # noqa: UP008
-        return vllm.apply(_with_weights(layer), *args, **kwargs)
+        # Otherwise tokens of other ranks, which come later, choose experts too.
+        own = self.moe.moe_parallel_config.dp_size * self.moe.moe_parallel_config.pcp_size == 1
+        alone = own and not self.moe.moe_parallel_config.use_all2all_kernels
+        choices = (topk_ids, layer.expert_map) if alone else ()
+        decoded = _with_weights(layer, *choices)
+        return vllm.apply(decoded, x, topk_weights, topk_ids, *args, **kwargs)
 
     def apply_monolithic(self, layer: Any, *args: Any, **kwargs: Any) -> Any:
         vllm: Any = super(_Experts, self)  # noqa: UP008
@@ -265,7 +281,8 @@ def _keep(layer: Any, name: str, weight: CompressedTensor) -> None:
         table = _table(weight.decode(), made.t() if view.is_transposed else made)
         decode = partial(_decoded, weakref.proxy(layer), name, view)
         shown = layer.__dict__[name] = Shown(made, decode)
-        replace(key, shown, table)
+        experts = view.shape[0] if len(view.shape) > 2 else 0
+        replace(key, shown, table, experts)
         del layer._parameters[name]
         if torch.equal(_bytes(decode()), _bytes(made)):
             layer.df11_views[name] = view

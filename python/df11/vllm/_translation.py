@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 
 @triton.jit
-def _translate(weight: Any, table: Any, columns: Any, side: tl.constexpr) -> None:
+def _translate(weight, table, columns, side: tl.constexpr):  # type: ignore[no-untyped-def]
     strip, band = tl.program_id(0), tl.program_id(1)
     rows, inner = strip * side + tl.arange(0, side), band * side + tl.arange(0, side)
     places = weight + rows[:, None].to(tl.int64) * columns + inner[None, :]

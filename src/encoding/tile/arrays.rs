@@ -1,5 +1,6 @@
 //! Matrices whose four arrays are in memory: decodes or cuts them without a container.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -127,30 +128,18 @@ pub(crate) fn cut(
     rows: Range<u64>,
     columns: Range<u64>,
 ) -> Result<OwnedArrays> {
-    let geometry = sizes.geometry();
-    geometry.check_window(&rows, &columns)?;
-    let between = |range: &Range<u64>, grain: u64, count| {
-        range.start.is_multiple_of(grain) && (range.end.is_multiple_of(grain) || range.end == count)
-    };
-    let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
-    let is_between =
-        between(&rows, high, geometry.rows()) && between(&columns, wide, geometry.columns());
-    Error::unless(is_between, || {
-        let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
-        Error::parameter(problem, "cut at multiples of 32 rows and 256 columns")
-    })?;
+    let records = records_of_cut(sizes, arrays, &rows, &columns)?;
     let codebook = sizes.read_whole(arrays, CODEBOOK)?;
-    let records = sizes.read_whole(arrays, RECORDS)?;
-    check_offsets(sizes, &records)?;
+    let geometry = sizes.geometry();
+    let high = geometry.tile_rows();
     let all = records.as_chunks::<RECORD_BYTES>().0;
     let weights = (rows.end - rows.start) * (columns.end - columns.start);
     let (mut kept, mut bitstream) = (Vec::new(), Vec::with_capacity(weights as usize / 3));
     let mut plane = Vec::with_capacity(sizes.split().plane_bytes(weights) as usize);
     for strip in rows.start / high..rows.end.div_ceil(high) {
-        let first = (strip * geometry.strip_tiles() + columns.start / wide) as usize;
-        let end = (strip * geometry.strip_tiles() + columns.end.div_ceil(wide)) as usize;
-        let bytes = [first, end].map(|at| record::offset(&all[at]) / 8);
-        for mut one in all[first..end].iter().copied() {
+        let tiles = tiles_of_strip(sizes, strip, &columns);
+        let bytes = [tiles.start, tiles.end].map(|at| record::offset(&all[at]) / 8);
+        for mut one in all[tiles].iter().copied() {
             let offset = record::offset(&one) - 8 * bytes[0] + 8 * bitstream.len() as u64;
             record::set_offset(&mut one, offset);
             kept.extend(one);
@@ -166,6 +155,63 @@ pub(crate) fn cut(
     kept.extend(record::last(8 * bitstream.len() as u64));
     bitstream.resize(bitstream.len().next_multiple_of(16), 0);
     Ok([codebook.into_owned(), kept, bitstream, plane])
+}
+
+/// The lengths of the arrays of [`cut`]; reads records alone.
+///
+/// # Errors
+/// Like [`cut`].
+pub(crate) fn cut_lengths(
+    sizes: &TileSizes,
+    arrays: &dyn ReadArrays<'_>,
+    rows: Range<u64>,
+    columns: Range<u64>,
+) -> Result<[u64; 4]> {
+    let records = records_of_cut(sizes, arrays, &rows, &columns)?;
+    let (all, high) = (records.as_chunks::<RECORD_BYTES>().0, sizes.geometry().tile_rows());
+    let (mut count, mut bits) = (0, 0);
+    for strip in rows.start / high..rows.end.div_ceil(high) {
+        let tiles = tiles_of_strip(sizes, strip, &columns);
+        count += tiles.len();
+        bits += record::offset(&all[tiles.end]) - record::offset(&all[tiles.start]);
+    }
+    let weights = (rows.end - rows.start) * (columns.end - columns.start);
+    let plane = sizes.split().plane_bytes(weights);
+    let [codebook, ..] = sizes.array_lengths();
+    let records = ((count + 1) * RECORD_BYTES) as u64;
+    Ok([codebook, records, (bits / 8).next_multiple_of(16), plane])
+}
+
+/// Reads and checks the records of a matrix of which these rows and columns can be cut out.
+fn records_of_cut<'a>(
+    sizes: &TileSizes,
+    arrays: &dyn ReadArrays<'a>,
+    rows: &Range<u64>,
+    columns: &Range<u64>,
+) -> Result<Cow<'a, [u8]>> {
+    let geometry = sizes.geometry();
+    geometry.check_window(rows, columns)?;
+    let between = |range: &Range<u64>, grain: u64, count| {
+        range.start.is_multiple_of(grain) && (range.end.is_multiple_of(grain) || range.end == count)
+    };
+    let (high, wide) = (geometry.tile_rows(), geometry.tile_columns());
+    let is_between =
+        between(rows, high, geometry.rows()) && between(columns, wide, geometry.columns());
+    Error::unless(is_between, || {
+        let problem = format!("rows {rows:?} and columns {columns:?} begin or end within tiles");
+        Error::parameter(problem, "cut at multiples of 32 rows and 256 columns")
+    })?;
+    let records = sizes.read_whole(arrays, RECORDS)?;
+    check_offsets(sizes, &records)?;
+    Ok(records)
+}
+
+/// The tiles of a strip that hold these columns.
+fn tiles_of_strip(sizes: &TileSizes, strip: u64, columns: &Range<u64>) -> Range<usize> {
+    let (geometry, wide) = (sizes.geometry(), sizes.geometry().tile_columns());
+    let first = strip * geometry.strip_tiles();
+    let [start, end] = [columns.start / wide, columns.end.div_ceil(wide)];
+    (first + start) as usize..(first + end) as usize
 }
 
 #[cfg(test)]
@@ -267,6 +313,9 @@ mod tests {
                 [(0..77, 0..1000), (32..77, 0..1000), (32..64, 256..768), (64..77, 768..1000)]
             {
                 let cut = matrix.cut(rows.clone(), columns.clone()).unwrap();
+                let lengths =
+                    cut_lengths(&matrix.sizes, &matrix.arrays, rows.clone(), columns.clone());
+                assert_eq!(lengths.unwrap(), cut.each_ref().map(|array| array.len() as u64));
                 let (high, wide) = (rows.end - rows.start, columns.end - columns.start);
                 let own = Arrays::new(high, wide, split, view(&cut)).unwrap();
                 check_offsets(&own.sizes, own.arrays[RECORDS]).unwrap();

@@ -28,8 +28,8 @@ mod record;
 mod sizes;
 
 pub use crate::float::FloatSplit;
-pub(crate) use arrays::cut;
 pub use arrays::{Arrays, OwnedArrays};
+pub(crate) use arrays::{cut, cut_lengths};
 pub use codebook::Codebook;
 pub use encode::{EncodedStrips, Encoder, encode_floats, encode_tensor};
 #[cfg(feature = "cudarc")]

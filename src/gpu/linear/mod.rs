@@ -13,6 +13,7 @@ pub(super) mod arrival;
 mod bands;
 mod crossover;
 mod decode;
+mod experts;
 pub(super) mod fast;
 mod grouped;
 pub(super) mod kernels;
@@ -29,6 +30,7 @@ mod transcode;
 
 pub use bands::BandPlan;
 pub use decode::Indices;
+pub use experts::{Choices, ExpertDecoder};
 pub use grouped::{GroupedLinear, Routing};
 pub use launch::{LinearInput, LinearOutput};
 pub use matrix::Matrix;

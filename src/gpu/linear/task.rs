@@ -257,7 +257,7 @@ pub(super) struct Fast256 {
     pub(super) share_stages: u32,
 }
 
-pub(super) const MAX_EXPERTS: usize = 1024;
+pub(in crate::gpu) const MAX_EXPERTS: usize = 1024;
 /// Fewest places of one expert that a block multiplies at once.
 pub(super) const MIN_CHUNK: u64 = 8;
 
