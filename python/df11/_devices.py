@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from sys import maxsize
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +11,10 @@ import torch
 from ._errors import unfit
 
 CPU = torch.device("cpu")
-#: Default share of a GPU's free memory that a model may take; the rest is for caches.
+#: Default share of a GPU's free memory that a model may take; the rest is for caches. Rust has this
+#: share and the next one, too (`src/gpu/load.rs`).
 SHARE = 0.9
-#: Default share that a model may take whose weights are in the fast layout, because of `auto`.
+#: Default share that a model may take after `auto` makes a block fast. That only saves time.
 FAST_SHARE = 2 / 3
 
 
@@ -29,13 +31,16 @@ class Devices(NamedTuple):
     #: The bytes up to which `auto` chooses the fast layout on each; None: `memory`.
     fast_memory: list[int] | None = None
 
-    def auto_limits(self, at: int) -> tuple[int, int]:
-        """The most bytes that `auto` takes on a GPU, and the number of bytes up to which weights
-        are fast."""
-        if self.memory is None:
+    def limits(self, at: int, wanted: str = "auto") -> tuple[int, int]:
+        """The most bytes that weights may take on a GPU, and the number of bytes up to which they
+        are fast, in the wanted residence."""
+        memory = fast_memory = maxsize
+        if self.memory is not None:
+            memory, fast_memory = self.memory[at], (self.fast_memory or self.memory)[at]
+        elif wanted == "auto":
             free = free_bytes(self.devices[at])
-            return int(SHARE * free), int(FAST_SHARE * free)
-        return self.memory[at], (self.fast_memory or self.memory)[at]
+            memory, fast_memory = int(SHARE * free), int(FAST_SHARE * free)
+        return memory, fast_memory if wanted == "auto" else memory
 
     @property
     def rest(self) -> Any:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -181,49 +181,35 @@ def by_block(items: list[Item], container: Any) -> list[WeightBlock]:
 
 
 def place(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
-    """Gives each block its device and residence.
+    """Gives each block its device and residence. (`Plan` in Rust also counts slots and outputs.)
     Raises `ValueError` if a GPU is too small, or a `device_map` contradicts itself about a block.
     """
-    devices, memory = placement.devices, placement.memory
+    devices = placement.devices
     if devices[0].type != "cuda":
         return
+    limits = [placement.limits(at, wanted) for at in range(len(devices))]
     if placement.where is not None:
         _place_by_modules(blocks, placement.where, devices[0])
-    elif len(devices) > 1:
-        _spread(blocks, placement, wanted)
     else:
-        for each in blocks:
-            each.device = devices[0]
-    for at, device in enumerate(devices):
+        _spread(blocks, placement, limits, wanted)
+    for device, (memory, fast_memory) in zip(devices, limits, strict=True):
         mine = [each for each in blocks if each.device == device and each.residence != "streamed"]
-        budget = None if memory is None else memory[at]
-        limits = placement.auto_limits(at) if wanted == "auto" else (budget, budget)
-        residences: list[Residence] = ["streamed", "stored", "fast"]
-        table = [{residence: each.nbytes(residence) for residence in residences} for each in mine]
-        settled = settle(table, *limits, wanted)
-        for each, residence in zip(mine, settled, strict=True):
-            each.residence = residence
+        settle(mine, memory, fast_memory, wanted)
 
 
-def _spread(blocks: list[WeightBlock], placement: Devices, wanted: str) -> None:
-    if wanted == "streamed":
+def _spread(
+    blocks: list[WeightBlock], placement: Devices, limits: list[tuple[int, int]], wanted: str
+) -> None:
+    if wanted == "streamed" and len(limits) > 1:
         raise ValueError("streamed puts all weights on one GPU; name one device")
-    assert placement.memory is not None
-    memory = placement.memory
-    tries: dict[Residence, list[int]] = {"fast": memory, "stored": memory}
-    if wanted == "stored":
-        del tries["fast"]
-    elif wanted == "auto" and placement.fast_memory is not None:
-        tries["fast"] = placement.fast_memory
-    sizes, places = [0], None
-    for residence, caps in tries.items():
-        if places is None:
-            sizes = [each.nbytes(residence) for each in blocks]
-            places = spread(sizes, balance(caps, placement.order, partial(_fits, sizes)))
+    memory, fast_memory = map(list, zip(*limits, strict=True))
+    tries: list[tuple[Residence, list[int]]] = [("fast", fast_memory), ("stored", memory)]
+    for residence, caps in tries[wanted == "stored" :]:
+        sizes = [each.nbytes(residence) for each in blocks]
+        if places := balance(sizes, caps, placement.order):
+            break
     # The last GPU streams the rest if all are too small.
-    places = places or spread(sizes, [*memory[:-1], sum(sizes)])
-    assert places is not None
-    for each, at in zip(blocks, places, strict=True):
+    for each, at in zip(blocks, places or fill(sizes, [*memory[:-1], sum(sizes)]), strict=True):
         each.device = placement.devices[at]
 
 
@@ -251,71 +237,57 @@ def _place_by_modules(
         each.residence = "streamed" if first.type == "cpu" else "stored"
 
 
-def spread(sizes: list[int], caps: list[int]) -> list[int] | None:
-    """The first place with room for each size, in turn; None if a size fits nowhere."""
+def fill(sizes: list[int], caps: list[int]) -> list[int]:
+    """The first place with room for each size, in turn; none if a size fits nowhere."""
     at, used, result = 0, 0, []
     for size in sizes:
         while at < len(caps) and used + size > caps[at]:
             at, used = at + 1, 0
         if at == len(caps):
-            return None
+            return []
         used += size
         result.append(at)
     return result
 
 
-def _fits(sizes: list[int], caps: list[int]) -> bool:
-    return spread(sizes, caps) is not None
+def balance(sizes: list[int], caps: list[int], order: str) -> list[int]:
+    """Like `fill`, into the smallest equal caps that hold all. `sequential` keeps the caps."""
+
+    def filled(level: int) -> list[int]:
+        first = level // 2 if order == "balanced_low_0" else level
+        return fill(sizes, [min(caps[0], first), *(min(cap, level) for cap in caps[1:])])
+
+    in_turn = fill(sizes, caps)
+    if order == "sequential" or len(caps) == 1 or not in_turn:
+        return in_turn
+    return filled(bisect_left(range(2 * max(caps)), True, key=lambda level: bool(filled(level))))
 
 
-def balance(caps: list[int], wanted: str, fits: Callable[[list[int]], bool]) -> list[int]:
-    """The smallest equal sizes, up to the caps, that hold all. To fill GPUs in turn: the caps."""
-    low_first = wanted == "balanced_low_0"
-
-    def sizes(level: int) -> list[int]:
-        levels = [level // 2 if low_first and at == 0 else level for at in range(len(caps))]
-        return [min(cap, own) for cap, own in zip(caps, levels, strict=True)]
-
-    if wanted == "sequential" or len(caps) == 1 or not fits(caps):
-        return caps
-    levels = range(2 * max(caps))
-    return sizes(bisect_left(levels, True, key=lambda level: fits(sizes(level))))
-
-
-def settle(
-    sizes: list[dict[Residence, int]],
-    budget: int | None,
-    fast_budget: int | None,
-    wanted: str,
-) -> list[Residence]:
-    """The residence of each block of one GPU, in order, by its bytes in each residence and the
-    bytes of all together. If all blocks fit as stored, `auto` makes as many fast as its budget
-    allows. Raises ValueError if the GPU is too small.
+def settle(blocks: list[WeightBlock], memory: int, fast_memory: int, wanted: str) -> None:
+    """Gives each block of one GPU its residence: makes as many resident as fit into `memory`, and
+    then as many fast as fit into `fast_memory`. Blocks with a single weight come last: it may be an
+    embedding, of which only some rows are read. Raises `ValueError` if the GPU is too small.
     """
-    if budget is None or fast_budget is None:
-        assert wanted in ("stored", "fast", "streamed")
-        return [wanted] * len(sizes)  # type: ignore[list-item]
-    result: list[Residence] = ["streamed"] * len(sizes)
-    total = sum(size["streamed"] for size in sizes)
-    if total > budget:
+    total = sum(each.nbytes("streamed") for each in blocks)
+    if total > memory:
         raise ValueError(
-            f"{budget:,} bytes of GPU memory are too little: parts that are never streamed take "
+            f"{memory:,} bytes of GPU memory are too little: parts that are never streamed take "
             f"{total:,}; allow more, or load onto the CPU"
         )
-    steps: tuple[Residence, ...] = ("stored", "fast")
-    for step in steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]:
-        for at, size in enumerate(sizes):
-            more = size[step] - size[result[at]]
-            if total + more > (fast_budget if step == "fast" else budget):
-                if wanted == "fast":
-                    raise ValueError(
-                        f"the fast layout does not fit into {budget:,} bytes of GPU memory; "
-                        'residence="auto" uses it as far as it fits'
-                    )
-                return result
-            total += more
-            result[at] = step
-    return result
+    for each in blocks:
+        each.residence = "streamed"
+    steps: list[tuple[Residence, int]] = [("stored", memory), ("fast", fast_memory)]
+    for step, limit in steps[: {"streamed": 0, "stored": 1}.get(wanted, 2)]:
+        for each in sorted(blocks, key=lambda each: len(each.items) < 2):
+            more = each.nbytes(step) - each.nbytes(each.residence)
+            if total + more <= limit:
+                total += more
+                each.residence = step
+            elif wanted == "fast":
+                raise ValueError(
+                    f"the fast layout does not fit into {memory:,} bytes of GPU memory; "
+                    'residence="auto" uses it as far as it fits'
+                )
 
 
 def homes(blocks: list[WeightBlock], is_callable: Callable[[str], bool]) -> dict[str, torch.device]:

@@ -261,14 +261,14 @@ class Df11Quantizer(HfQuantizer):
             return _bytes(files) <= place.memory[0]
         if said.residence != "auto" or place.devices[0].type == "cpu":
             return True
-        return PACKED * _bytes(files) <= place.auto_limits(0)[0]
+        return PACKED * _bytes(files) <= place.limits(0)[0]
 
     def _residence(self, files: list[str]) -> Residence:
         """The residence of weights that a device compresses."""
         said, place = self.quantization_config, self.placement
         if said.residence != "auto" or place.devices[0].type == "cpu":
             return "fast" if said.residence == "fast" else "stored"
-        return "fast" if PACKED * _bytes(files) <= place.auto_limits(0)[1] else "stored"
+        return "fast" if PACKED * _bytes(files) <= place.limits(0)[1] else "stored"
 
     def _prepare(self, files: list[str]) -> Path | None:
         """Opens or makes the containers. Returns the path of a possible file beside them."""

@@ -1,5 +1,6 @@
 """Places of weights: dicts of modules, budgets, and weights that stay ordinary."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +153,24 @@ def test_what_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
             work()
 
 
-def sizes(*stored: int) -> list[dict[str, int]]:
-    return [{"streamed": 1, "stored": size, "fast": size + size // 4} for size in stored]
+class Sized(_plan.WeightBlock):
+    """A block of weights, of which one byte each is never streamed."""
+
+    def __init__(self, stored: int, weights: int = 2) -> None:
+        super().__init__([_plan.Item("", torch.empty(0), [])] * weights)
+        self.sizes = {"streamed": 1, "stored": stored, "fast": stored + stored // 4}
+
+    def nbytes(self, wanted: _plan.Residence) -> int:
+        return self.sizes[wanted]
 
 
 @pytest.mark.parametrize(
     ("budget", "wanted", "expected"),
     [
-        (None, "stored", "stored stored stored"),
-        (None, "fast", "fast fast fast"),
-        (None, "streamed", "streamed streamed streamed"),
-        (10**6, "streamed", "streamed streamed streamed"),
+        (sys.maxsize, "stored", "stored stored stored"),
+        (sys.maxsize, "fast", "fast fast fast"),
+        (sys.maxsize, "streamed", "streamed streamed streamed"),
+        (3, "streamed", "streamed streamed streamed"),
         (300, "stored", "stored stored stored"),
         (299, "stored", "stored stored streamed"),
         (10**6, "stored", "stored stored stored"),
@@ -170,24 +178,24 @@ def sizes(*stored: int) -> list[dict[str, int]]:
         (375, "auto", "fast fast fast"),
         (374, "auto", "fast fast stored"),
         (324, "auto", "stored stored stored"),
-        (201, "auto", "stored stored streamed"),
+        (226, "auto", "fast stored streamed"),
+        (225, "auto", "stored stored streamed"),
         (102, "auto", "stored streamed streamed"),
         (3, "auto", "streamed streamed streamed"),
         (374, "fast", 'residence="auto"'),
         (2, "stored", r"never\sstreamed\stake\s3;\sallow\smore"),
     ],
 )
-def test_residences_under_a_budget(budget: int | None, wanted: str, expected: str) -> None:
-    """From the first block on: what fits is resident, and if all of it is, then fast."""
-    blocks = sizes(100, 100, 100)
+def test_residences_under_a_budget(budget: int, wanted: str, expected: str) -> None:
+    """From the first block on: what fits is resident, and then fast."""
+    blocks: list[_plan.WeightBlock] = [Sized(100), Sized(100), Sized(100)]
     if " " not in expected:
         with pytest.raises(ValueError, match=expected):
             _plan.settle(blocks, budget, budget, wanted)
         return
-    found = _plan.settle(blocks, budget, budget, wanted)
-    assert found == expected.split()
-    used = sum(size[form] for size, form in zip(blocks, found, strict=True))
-    assert budget is None or used <= budget
+    _plan.settle(blocks, budget, budget, wanted)
+    assert [each.residence for each in blocks] == expected.split()
+    assert sum(each.nbytes(each.residence) for each in blocks) <= budget
 
 
 @pytest.mark.parametrize(
@@ -197,29 +205,49 @@ def test_residences_under_a_budget(budget: int | None, wanted: str, expected: st
         (375, 349, "fast stored stored"),
         (375, 299, "stored stored stored"),  # less than all of it takes as stored
         (375, 0, "stored stored stored"),
-        (299, 299, "stored stored streamed"),
+        (299, 225, "stored stored streamed"),
         (299, 0, "stored stored streamed"),
     ],
 )
 def test_less_memory_for_the_fast_layout(budget: int, fast: int, expected: str) -> None:
-    blocks = sizes(100, 100, 100)
-    assert _plan.settle(blocks, budget, fast, "auto") == expected.split()
+    blocks: list[_plan.WeightBlock] = [Sized(100), Sized(100), Sized(100)]
+    _plan.settle(blocks, budget, fast, "auto")
+    assert [each.residence for each in blocks] == expected.split()
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (512, "fast fast fast"),
+        (511, "stored fast fast"),
+        (430, "stored stored fast"),
+        (409, "streamed fast fast"),
+        (200, "streamed fast streamed"),
+        (100, "streamed streamed fast"),
+    ],
+)
+def test_single_weights_come_last(budget: int, expected: str) -> None:
+    """An embedding, and two layers, of which the smaller one may fit alone."""
+    blocks: list[_plan.WeightBlock] = [Sized(200, weights=1), Sized(150), Sized(60)]
+    _plan.settle(blocks, budget, budget, "auto")
+    assert [each.residence for each in blocks] == expected.split()
 
 
 def test_groups_fill_gpus_in_turn_or_alike() -> None:
-    assert _plan.spread([3, 3, 3, 3], [7, 7]) == [0, 0, 1, 1]
-    assert _plan.spread([3, 8, 3], [7, 9]) is None
-    assert _plan.spread([3, 8], [7, 9]) == [0, 1]
-
-    def fits(caps: list[int]) -> bool:
-        return _plan.spread([10] * 10, caps) is not None
-
-    assert _plan.balance([100, 100], "sequential", fits) == [100, 100]
-    for low, high in [_plan.balance([100, 100], "auto", fits)]:
-        assert 50 <= low == high <= 51
-    low, high = _plan.balance([100, 100], "balanced_low_0", fits)
-    assert low == high // 2 and fits([low, high])
-    assert _plan.balance([20, 20], "auto", fits) == [20, 20]
+    assert _plan.fill([3, 3, 3, 3], [7, 7]) == [0, 0, 1, 1]
+    assert _plan.fill([3, 8, 3], [7, 9]) == []
+    assert _plan.fill([3, 8], [7, 9]) == [0, 1]
+    for caps, order, first in [
+        ([100, 100], "sequential", 10),
+        ([100, 100], "auto", 5),
+        ([100, 100], "balanced_low_0", 3),
+        ([100, 20], "auto", 8),
+        ([100, 0], "auto", 10),
+        ([99, 0], "auto", None),
+        ([100], "balanced_low_0", 10),
+    ]:
+        expected = [] if first is None else [0] * first + [1] * (10 - first)
+        assert _plan.balance([10] * 10, caps, order) == expected, (caps, order)
 
 
 def test_sizes_are_those_that_are_loaded(made: dict[str, Any]) -> None:

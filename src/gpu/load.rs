@@ -29,8 +29,15 @@ use crate::progress::{Observer, Stage, advance};
 use crate::{Encoding, Model, OpenOptions, Result, open::Slice};
 
 /// Bytes of a GPU's free memory that a model may take without a plan; the rest is for its user.
+/// Python has this share and the next one, too (`python/df11/_devices.py`).
 pub(super) const fn share_of(free: u64) -> u64 {
     free / 100 * 90
+}
+
+/// Bytes that it may take after [`Preference::Auto`] makes a block fast. That only saves time, and
+/// leaves more room for activations and caches.
+const fn fast_share_of(free: u64) -> u64 {
+    free / 3 * 2
 }
 
 type HostSections = HashMap<SectionId, Arc<HostSection>>;
@@ -58,8 +65,8 @@ impl LoadOptions {
     }
 
     /// Sets the residence of matrices in resident blocks, for [`Linear`](super::Linear).
-    /// [`Preference::Auto`] uses 90 % of the free memory. Cannot be combined with
-    /// [`LoadOptions::plan`]: a plan sets it itself ([`Plan::prefer`]).
+    /// [`Preference::Auto`] makes blocks fast up to two thirds of the free memory. Cannot be used
+    /// with [`LoadOptions::plan`]: a plan sets it itself ([`Plan::prefer`]).
     #[must_use]
     pub const fn residence(mut self, preference: Preference) -> Self {
         self.preference = preference;
@@ -77,16 +84,16 @@ impl LoadOptions {
 
     fn plan_for(&self, needs: &[Needs], devices: &[Device]) -> Result<Plan> {
         let Some(plan) = &self.plan else {
-            let share = |device: &Device| Ok(share_of(device.free_memory()?));
-            let free = || devices.iter().map(share).collect::<Result<Vec<u64>>>();
-            let one = || Plan::uniform(needs, false);
-            return match (devices, self.preference) {
-                ([_], Preference::Auto) => Ok(one().lay(needs, Preference::Auto, &free()?)),
-                ([_], preference) => Ok(one().lay(needs, preference, &[])),
-                (_, preference) => {
-                    Plan::fit_needs(needs, &free()?, &vec![true; needs.len()], preference)
-                }
+            let shares = |share: fn(u64) -> u64| {
+                let free = devices.iter().map(|device| Ok(share(device.free_memory()?)));
+                free.collect::<Result<Vec<u64>>>()
             };
+            let fast_memory = shares(fast_share_of)?;
+            if devices.len() == 1 {
+                return Ok(Plan::uniform(needs, false).lay(needs, self.preference, &fast_memory));
+            }
+            let memory = [&shares(share_of)?[..], &fast_memory];
+            return Plan::fit_needs(needs, memory, &vec![true; needs.len()], self.preference);
         };
         if self.preference != Preference::Stored {
             let problem = "a plan and a preference of residence are given";

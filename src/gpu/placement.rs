@@ -71,7 +71,7 @@ impl Plan {
     /// fit in the fast layout, with [`Preference::Fast`].
     pub fn fit_preferring(model: &Model, memory: &[u64], preference: Preference) -> Result<Self> {
         let needs = needs::of_blocks(model)?;
-        Self::fit_needs(&needs, memory, &vec![true; needs.len()], preference)
+        Self::fit_needs(&needs, [memory; 2], &vec![true; needs.len()], preference)
     }
 
     /// Places blocks like [`Plan::fit`] if only some of a model's blocks are loaded.
@@ -84,7 +84,7 @@ impl Plan {
         mut is_loaded: impl FnMut(Block<'_>) -> bool,
     ) -> Result<Self> {
         let loaded: Vec<bool> = model.blocks().map(&mut is_loaded).collect();
-        Self::fit_needs(&needs::of_blocks(model)?, memory, &loaded, Preference::Stored)
+        Self::fit_needs(&needs::of_blocks(model)?, [memory; 2], &loaded, Preference::Stored)
     }
 
     /// Places each block as the caller says: on which of this many GPUs, resident or streamed.
@@ -132,28 +132,32 @@ impl Plan {
         Self::new(blocks, vec![Some(Placement { device: 0, streamed }); blocks.len()], 1)
     }
 
-    /// [`Plan::fit`] for blocks with these needs, of which only some are loaded.
+    /// [`Plan::fit`] for blocks with these needs, of which only some are loaded. `fast_memory`: the
+    /// bytes of each GPU up to which [`Preference::Auto`] makes blocks fast.
     pub(super) fn fit_needs(
         blocks: &[Needs],
-        memory: &[u64],
+        [memory, fast_memory]: [&[u64]; 2],
         loaded: &[bool],
         preference: Preference,
     ) -> Result<Self> {
+        if preference == Preference::Auto {
+            let fast = Self::fit_needs(blocks, [fast_memory; 2], loaded, Preference::Fast);
+            return fast.or_else(|_| {
+                let stored = Self::fit_needs(blocks, [memory; 2], loaded, Preference::Stored)?;
+                Ok(stored.lay(blocks, Preference::Auto, fast_memory))
+            });
+        }
         if memory.is_empty() {
             return refuse("there is no GPU to place blocks on", "name one or more");
         }
         let needs = blocks.iter().zip(loaded).filter_map(|(block, load)| load.then_some(block));
         let needs: Vec<&Needs> = needs.collect();
-        let fast = (preference != Preference::Stored)
-            .then(|| fill(&needs, memory, Residence::Fast))
-            .flatten();
-        let (places, preference) = match (preference, fast) {
-            (Preference::Fast | Preference::Auto, Some(fast)) => (fast, Preference::Fast),
-            (Preference::Fast, None) => return Err(too_large_to_be_fast(&needs, memory)),
-            (Preference::Stored | Preference::Auto, _) => {
-                let resident = fill(&needs, memory, Residence::Stored);
-                (resident.map_or_else(|| stream(&needs, memory), Ok)?, preference)
-            }
+        let places = if preference == Preference::Fast {
+            let fast = fill(&needs, memory, Residence::Fast);
+            fast.ok_or_else(|| too_large_to_be_fast(&needs, memory))?
+        } else {
+            let resident = fill(&needs, memory, Residence::Stored);
+            resident.map_or_else(|| stream(&needs, memory), Ok)?
         };
         let mut places = places.into_iter();
         let placements =

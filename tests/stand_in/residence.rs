@@ -87,6 +87,30 @@ impl ReadAt for Counting {
 }
 
 #[test]
+fn auto_leaves_a_third_of_the_free_memory() {
+    let auto = LoadOptions::new().residence(Preference::Auto);
+    let model = open(bytes()).unwrap();
+    let plan = Plan::resident(&model).unwrap().prefer(&model, Preference::Fast, &[]).unwrap();
+    if setting("child").is_none() {
+        let Some(folder) = compile() else { return };
+        // Enough for 90 %, and too little for two thirds.
+        let free = plan.device_bytes()[0] * 4 / 3;
+        return run_child(&folder, &[("devices", "2"), ("memory", &free.to_string())]);
+    }
+    let devices = [0, 1].map(|ordinal| Device::open(ordinal).unwrap());
+    for devices in [&devices[..1], &devices] {
+        let loaded = model.load_on(devices, &auto, &()).unwrap();
+        assert_eq!(
+            loaded.plan(),
+            &Plan::of(&model, devices.len(), |_| {
+                Some(Placement { device: 0, streamed: false })
+            })
+            .unwrap()
+        );
+    }
+}
+
+#[test]
 fn every_byte_is_read_once() {
     let Some([device]) = devices() else { return };
     let (bytes, read) = (bytes(), Arc::new(AtomicU64::new(0)));
