@@ -262,8 +262,8 @@ fn matrices_of_floats_in_memory_of_the_caller_are_decoded() {
 #[test]
 #[expect(unsafe_code, reason = "raw pointers")]
 fn experts_that_a_router_chose_are_decoded() {
-    let Some((device, stream)) = gpu_stream() else { return };
     const EXPERTS: usize = 300;
+    let Some((device, stream)) = gpu_stream() else { return };
     for float in [0, 1] {
         assert_eq!(split(float).bytes(), 1);
         let shapes = [(64, 512), (34, 520)];
@@ -293,10 +293,14 @@ fn experts_that_a_router_chose_are_decoded() {
             })
             .collect();
         let decoder = ExpertDecoder::new(&matrices).unwrap();
-        let expected = |is_chosen: &dyn Fn(usize) -> bool| -> Vec<u8> {
+        let expected = |is_chosen: &dyn Fn(i64) -> bool| -> Vec<u8> {
             let bytes = (0..2 * EXPERTS).flat_map(|at| {
                 let data = if at / 2 == 1 { &cuts[at % 2] } else { &items[at % 2] };
-                if is_chosen(at / 2) { data.clone() } else { vec![POISON; data.len()] }
+                if is_chosen(i64::from(at as u32) / 2) {
+                    data.clone()
+                } else {
+                    vec![POISON; data.len()]
+                }
             });
             bytes.collect()
         };
@@ -314,14 +318,15 @@ fn experts_that_a_router_chose_are_decoded() {
         let lists: [&[i64]; 6] =
             [&[], &[7], &[0, 1], &[299, 3, -1, 3, 300, 1 << 40, 1, 7], &[-1], &[300; 40]];
         for ids in lists {
-            let chosen = |expert: usize| ids.contains(&(expert as i64));
+            let chosen = |expert| ids.contains(&expert);
             let wide = stream.clone_htod(&[ids, &[0]].concat()).unwrap();
             let count = ids.len() as u64;
             let choices = Choices::new(Indices::I64(wide.device_ptr(&stream).0), count);
             assert!(run(Some(choices)) == expected(&chosen), "{ids:?}");
-            let narrow: Vec<u32> = ids.iter().map(|&id| id as u32).chain([0]).collect();
+            let low = |id: i64| id.cast_unsigned() as u32;
+            let narrow: Vec<u32> = ids.iter().map(|&id| low(id)).chain([0]).collect();
             // 2^40 is 0 in 32 bits.
-            let chosen = |expert: usize| narrow[..ids.len()].contains(&(expert as u32));
+            let chosen = |expert| narrow[..ids.len()].contains(&low(expert));
             let narrow = stream.clone_htod(&narrow).unwrap();
             let choices = Choices::new(Indices::U32(narrow.device_ptr(&stream).0), count);
             assert!(run(Some(choices)) == expected(&chosen), "{ids:?}, 32 bits");
@@ -331,7 +336,7 @@ fn experts_that_a_router_chose_are_decoded() {
             let map = stream.clone_htod(&map).unwrap();
             let mapped: Vec<i64> =
                 ids.iter().filter(|&&id| (0..250).contains(&id)).map(|&id| place(id)).collect();
-            let chosen = |expert: usize| mapped.contains(&(expert as i64));
+            let chosen = |expert| mapped.contains(&expert);
             let choices = Choices::new(Indices::I64(wide.device_ptr(&stream).0), count);
             let choices = choices.mapped(map.device_ptr(&stream).0, 250);
             assert!(run(Some(choices)) == expected(&chosen), "{ids:?}, mapped");
