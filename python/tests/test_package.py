@@ -272,7 +272,8 @@ def test_the_kernel_in_triton_compiles() -> None:
     path = PACKAGE / "vllm" / "_translation.py"
     module = module_from_spec(spec := spec_from_file_location("translation", path))
     spec.loader.exec_module(module)
-    signature = {"weight": "*u8", "table": "*u8", "columns": "i32", "side": "constexpr"}
+    signature = {"weight": "*u8", "table": "*u8", "chosen": "*i32", "columns": "i32"}
+    signature |= {"strips": "i32", "side": "constexpr"}
     source = triton.compiler.ASTSource(module._translate, signature, constexprs={"side": 128})
     target = import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
     assert "cubin" in triton.compile(source, target=target).asm

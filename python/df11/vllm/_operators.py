@@ -50,8 +50,9 @@ class _Held(NamedTuple):
     shown: Tensor | None = None
     #: Which byte each byte of a block becomes after decoding.
     table: Tensor | None = None
-    #: Decodes experts that a router has chosen.
-    experts: _native.Experts | None = None
+    #: How many experts of a mixture have equal shares of the rows, and what decodes chosen ones.
+    experts: int = 0
+    decoder: _native.Experts | None = None
 
 
 #: Weights by the addresses of their keys.
@@ -72,13 +73,14 @@ def replace(key: Tensor, shown: Tensor, table: Tensor | None, experts: int) -> N
     """Makes a layer show another tensor as its weight, and `decode` translate the weight's bytes by
     a table for each block. `experts`: how many of a mixture have equal shares of the rows.
     """
-    held = _held[key.data_ptr()]._replace(shown=shown, table=table)
-    if experts and table is None and key.is_cuda:
-        held = held._replace(experts=_experts_of(held.weight, experts, key.device.index))
+    held = _held[key.data_ptr()]._replace(shown=shown, table=table, experts=experts)
+    each = held.weight.matrix_shape[0] // max(experts, 1)
+    if experts and key.is_cuda and (table is None or each % BLOCK == 0):
+        held = held._replace(decoder=_decoder(held.weight, experts, key.device.index))
     _held[key.data_ptr()] = held
 
 
-def _experts_of(weight: CompressedTensor, experts: int, index: int) -> _native.Experts | None:
+def _decoder(weight: CompressedTensor, experts: int, index: int) -> _native.Experts | None:
     """None if experts begin or end within tiles."""
     each = weight.matrix_shape[0] // experts
     shares = windows(
@@ -231,15 +233,26 @@ def decode(
     `expert_map`: the place of each of the router's experts among those of this rank, or -1.
     """
     held = _find(key)
-    if held.experts is not None:
+    if held.decoder is None:
+        ids = None
+        weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
+    else:
         weight = key.new_empty((rows, columns), dtype=dtype)
         stream = raw_stream(key.device.index)
-        held.experts.decode(weight.data_ptr(), stream, *_choices(ids, expert_map))
-        return weight
-    weight = _ops.decode(held.weight._arrays, held.weight.flat_parts, key.device)
+        held.decoder.decode(weight.data_ptr(), stream, *_choices(ids, expert_map))
     if held.table is not None:
-        _translate(weight.view(torch.uint8), held.table)
+        chosen = None if ids is None else _chosen(ids, expert_map, held.experts)
+        _translate(weight.view(torch.uint8), held.table, chosen)
     return weight
+
+
+def _chosen(ids: Tensor, expert_map: Tensor | None, experts: int) -> Tensor:
+    """Says of each expert, and of one more, whether it is chosen: 1, or 0."""
+    places = ids.flatten().long()
+    if expert_map is not None:
+        places = expert_map.long()[places.clamp(0, len(expert_map) - 1)]
+    places = torch.where((places < 0) | (places >= experts), experts, places)
+    return ids.new_zeros(experts + 1, dtype=torch.int32).index_fill_(0, places, 1)
 
 
 def _choices(ids: Tensor | None, expert_map: Tensor | None) -> tuple[Any, Any]:
@@ -254,11 +267,11 @@ def _choices(ids: Tensor | None, expert_map: Tensor | None) -> tuple[Any, Any]:
     return given, (expert_map.data_ptr(), expert_map.numel())
 
 
-def _translate(weight: Tensor, table: Tensor) -> None:
+def _translate(weight: Tensor, table: Tensor, chosen: Tensor | None) -> None:
     if weight.is_cuda:
         from . import _translation  # which needs Triton
 
-        _translation.translate(weight, table, BLOCK)
+        _translation.translate(weight, table, BLOCK, chosen)
         return
     blocks = weight.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).transpose(1, 2)
     found = table.gather(1, blocks.reshape(len(table), -1).long())
