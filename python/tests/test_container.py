@@ -80,7 +80,8 @@ def test_no_two_batches_are_too_much_for_a_gpu(
     device = _bring._Device(tensors, torch.device("cuda", 0), Bar(0))
     batches = list(device._batches(wanted))
     assert [window for batch in batches for window in batch] == wanted
-    sizes = [sum(sum(tensors.lengths(one)) for one in {t for t, _ in batch}) for batch in batches]
+    areas = [[*{tiles for tiles, _ in batch}] for batch in batches]
+    sizes = [sum(map(sum, tensors.lengths(some))) for some in areas]
     for batch, size in zip(batches, sizes, strict=True):
         assert size <= most // 2 or len({tiles for tiles, _ in batch}) == 1
     for one, other in pairwise(sizes):
@@ -165,7 +166,8 @@ def test_a_cut_tells_what_its_tiles_need_on_a_gpu(tmp_path: Path) -> None:
             part = tensors[name][slice(*rows), slice(*columns)]
             ((_, window),) = tensors.enclosing_tiles([part])[0][0]
             tiles = tensors.container[name].tiles
-            needed = tiles.cut(rows, columns)[0]
+            needed, arrays = tiles.cut(rows, columns)
+            assert tiles.cut_lengths(rows, columns) == tuple(map(len, arrays))
             assert window.staged_bytes >= needed
             more += needed > tiles.staged_bytes
     assert more, "no slice needs more than its tensor, so that nothing was tested"
