@@ -132,7 +132,7 @@ struct Constants {
     u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's bits
     u32 good_warps = TILE_GOOD_WARPS;
     // Most warps per block.
-    u32 most_warps[7] = {WARPS<E4m3>, WARPS<E5m2>,     WARPS<F16>,      WARPS<Bf16OfE4m3>,
+    u32 max_warps[7] = {WARPS<E4m3>, WARPS<E5m2>,     WARPS<F16>,      WARPS<Bf16OfE4m3>,
                          WARPS<F32>,  WARPS<F32OfF16>, WARPS<F32OfBf16>};
     // How each float is split: bytes, bits of the exponent, kept bits.
     u32 splits[7][3] = {SPLIT(E4m3), SPLIT(E5m2),     SPLIT(F16),      SPLIT(Bf16OfE4m3),

@@ -517,7 +517,7 @@ struct Constants {
     // For each T: bytes of shared memory per warp, and most warps per block.
     u32 warp[4] = {sizeof(WarpMemory<8>), sizeof(WarpMemory<16>), sizeof(WarpMemory<32>),
                    sizeof(WarpMemory<64>)};
-    u32 most_warps[4] = {Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps,
+    u32 max_warps[4] = {Shape<8>::max_warps, Shape<16>::max_warps, Shape<32>::max_warps,
                          Shape<64>::max_warps};
 };
 extern "C" {

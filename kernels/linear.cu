@@ -200,7 +200,7 @@ struct Constants {
         u32 partial_bytes = LINEAR_PARTIAL_BYTES;
         u32 matrices = LINEAR_MATRICES;
         u32 group = LINEAR_GROUP;
-        u32 most_experts = MAX_EXPERTS;
+        u32 max_experts = MAX_EXPERTS;
         u32 order_split[2] = {ORDER_UNITS, ORDER_HELPERS};
         u32 many_split[7] = {FAST128_STRIPS,
                              FAST256_STRIPS,
@@ -229,14 +229,14 @@ struct Constants {
     // df11_linear_tile_{8,16}: tile_shared_bytes.
     struct TileDemand {
         u32 helpers = TILE_HELPERS;
-        u32 most_warps = tile_warps(LINEAR_ROWS);
+        u32 max_warps = tile_warps(LINEAR_ROWS);
         u32 table = sizeof(TileTable);
         u32 row = run_set_bytes(1);
         u32 warp = TILE_SLOTS * (SLOT_HEAD + BITS_AFTER);
         u32 stages = TILE_SLOTS;
-        u32 most_sets = MAX_RUN_SETS;
-        u32 most_warp = x_bytes_of_warp(2);
-        u32 most_tables = MAX_TABLES;
+        u32 max_sets = MAX_RUN_SETS;
+        u32 max_warp = x_bytes_of_warp(2);
+        u32 max_tables = MAX_TABLES;
     } tile;
     // df11_linear_tile_2: shared_x_pitch.
     struct Tile2 {
@@ -253,7 +253,7 @@ struct Constants {
         u32 row = SETS * TILE_ATOMS * ATOM_COLUMNS * 2;
         u32 slots = DECODERS * TILE_SLOTS;
         u32 slot = SLOT_HEAD + BITS_AFTER;
-        u32 most_stages = TILE64_STAGES;
+        u32 max_stages = TILE64_STAGES;
     } tile_64;
 };
 extern "C" {

@@ -37,7 +37,7 @@ struct Constants {
     } bytes;
     u32 few_tasks = FEW_TASKS;
     u32 warp = STAGE_BEFORE + STAGE_AFTER;  // bytes of a stage besides a tile's bits
-    u32 most_warps = WARPS<Bf16>;           // most warps per block
+    u32 max_warps = WARPS<Bf16>;           // most warps per block
     u32 good_warps = TILE_GOOD_WARPS;
 };
 extern "C" {

@@ -39,7 +39,7 @@ static_assert(sizeof(TileRecord) == 32, "one sector");
 // (`across` in each of some rows of tiles); and that output has room for these at `pitch`. The
 // arrays may hold anything. Decoding is slow if output and pitch are not multiples of 16 bytes.
 //
-// Launch: any number of blocks of 1 to `most_warps` warps (df11_tile_constants), with one stage of
+// Launch: any number of blocks of 1 to `max_warps` warps (df11_tile_constants), with one stage of
 // dynamic shared memory per warp. A stage is a multiple of 16 bytes: the `warp` bytes of
 // df11_tile_constants, and the most bytes of bitstream that a tile of the launch takes, from the 16
 // bytes with its first bit to the 16 bytes with its last one. A tile that takes more is decoded

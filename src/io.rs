@@ -179,7 +179,7 @@ impl Kept {
     /// Keeps the file; None if enough are kept: then it is closed.
     fn new(file: File) -> Option<Self> {
         let kept = Self(file);
-        (KEPT.fetch_add(1, Ordering::Relaxed) < most_kept()).then_some(kept)
+        (KEPT.fetch_add(1, Ordering::Relaxed) < max_kept()).then_some(kept)
     }
 }
 
@@ -190,9 +190,9 @@ impl Drop for Kept {
 }
 
 /// Half of the handles that this process may have, so that as many are left for all else.
-fn most_kept() -> usize {
+fn max_kept() -> usize {
     const MAX: usize = 4096;
-    platform::most_open_files().map_or(MAX, |limit| MAX.min(limit as usize / 2))
+    platform::max_open_files().map_or(MAX, |limit| MAX.min(limit as usize / 2))
 }
 
 /// Opens a regular file for reading, and never waits for the other end of a pipe.

@@ -83,7 +83,7 @@ static u32 attribute_of(cudaDeviceAttr attribute) {
 }
 static u32 sm_count() { return attribute_of(cudaDevAttrMultiProcessorCount); }
 // Most dynamic shared memory that a block may have, in bytes.
-static u32 most_shared(const void* kernel) {
+static u32 max_shared(const void* kernel) {
     cudaFuncAttributes a;
     CUDA(cudaFuncGetAttributes(&a, kernel));
     return attribute_of(cudaDevAttrMaxSharedMemoryPerBlockOptin) - u32(a.sharedSizeBytes);
@@ -206,7 +206,7 @@ struct Tasks {
 // Gives each block as much shared memory as it may have.
 static void give_shared_memory(const void* kernel) {
     CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              int(most_shared(kernel))));
+                              int(max_shared(kernel))));
     CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
 }
 

@@ -551,7 +551,7 @@ static int profile(const Context& c, Shape shape, u32 x_rows, bool begins_early)
 static int stored(const Context& c, const std::string& mode, int number, int argc, char** argv) {
     if (const char* bits = getenv("CODE_BITS")) code_limit = atoi(bits);
     if (const char* bits = getenv("ESCAPE_COST")) escape_cost = atof(bits);
-    if (const char* tables = getenv("TABLES")) constants().tile.most_tables = atoi(tables);
+    if (const char* tables = getenv("TABLES")) constants().tile.max_tables = atoi(tables);
     if (mode == "profile") return profile<Tiles>(c, {28672, 4096}, number, false);
     if (mode == "check") return check(c, check_stored);
     if (mode == "hostile") return hostile<Tiles>(c, number, strtoull(argv[3], nullptr, 10));

@@ -365,7 +365,7 @@ static void launch_product(const Context& c, const Product& p, bool begins_early
 static void launch_tile_64(const Context& c, const Product& p, u32 staged, bool begins_early) {
     const void* kernel = p.x_rows <= 32 ? KERNEL(df11_linear_tile_32) : KERNEL(df11_linear_tile_64);
     const Tile64Plan plan =
-        df11_plan_tile_64(constants().tile_64, {p.x_rows, p.columns, staged, most_shared(kernel)});
+        df11_plan_tile_64(constants().tile_64, {p.x_rows, p.columns, staged, max_shared(kernel)});
     Tile64Launch l = argument_of<Tile64Launch>(p);
     l.counters = c.counters, l.partials = c.partials, l.stages = plan.stages;
     u32 items = 0;
@@ -384,7 +384,7 @@ static void launch_tile_16(const Context& c, const Product& p, u32 staged, bool 
     const TilePlan plan = df11_plan_tile(
         constants().tile, constants().tile_2, {(l.items + blocks - 1) / blocks, l.matrix_count},
         {p.x_rows, p.columns, staged,
-         std::min({most_shared(most), most_shared(few), most_shared(fewest)})});
+         std::min({max_shared(most), max_shared(few), max_shared(fewest)})});
     if (!plan.warps) printf("tiles do not fit\n"), exit(1);
     l.sets = plan.sets, l.tables = plan.tables, l.slot_bytes = plan.slot_bytes;
     launch_kernel(plan.is_tile_2 ? fewest : few, std::min(l.items, blocks),

@@ -58,7 +58,7 @@ struct Launch : Tasks<TileTask> {
     u32 stage, warps, blocks;
     explicit Launch(u32 staged, u32 warps_wanted = TILE_GOOD_WARPS) {
         stage = (staged + STAGE_BEFORE + STAGE_AFTER + 127) / 128 * 128;
-        warps = std::max(1u, std::min(warps_wanted, most_shared(kernel) / stage));
+        warps = std::max(1u, std::min(warps_wanted, max_shared(kernel) / stage));
         give_shared_memory(kernel);
         int n;
         CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, kernel, warps * LANES,

@@ -14,7 +14,7 @@ pub(super) struct Demand {
     /// Bytes per thread block, for any number of warps.
     pub(super) thread_block: u32,
     pub(super) warp: u32,
-    pub(super) most_warps: u32,
+    pub(super) max_warps: u32,
     /// Among equal fits, the one with about this many warps per thread block is best.
     pub(super) good_warps: u32,
 }
@@ -45,7 +45,7 @@ impl Demand {
         room: u32,
         resident: impl Fn(u32) -> Result<u32>,
     ) -> Result<Option<Fit>> {
-        let fits = (1..=self.most_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
+        let fits = (1..=self.max_warps).filter(|&warps| self.with(warps) <= room).map(|warps| {
             // A multiprocessor has 1 KiB more than a thread block may have, so this changes nothing
             // except in tests with little room.
             let thread_blocks = resident(warps)?.min(room / self.with(warps));
@@ -87,10 +87,10 @@ mod tests {
     fn fit(
         processor: &Processor,
         taken: &Value,
-        [warp, most_warps, good_warps]: [u32; 3],
+        [warp, max_warps, good_warps]: [u32; 3],
     ) -> Option<(u32, u32)> {
         let needs =
-            Demand { thread_block: number(&taken["static_shared"]), warp, most_warps, good_warps };
+            Demand { thread_block: number(&taken["static_shared"]), warp, max_warps, good_warps };
         let registers = number(&taken["registers"]).next_multiple_of(8) * LANES;
         let resident = |warps| {
             let shared = (processor.room + 1024) / (needs.with(warps) + 1024).next_multiple_of(128);

@@ -95,9 +95,9 @@ pub(super) struct DecodeLaunch {
 }
 
 impl Kernels {
-    /// Loads the kernels; thread blocks use at most `most_shared` bytes of shared memory, even if
+    /// Loads the kernels; thread blocks use at most `max_shared` bytes of shared memory, even if
     /// there is more.
-    pub(super) fn load(stream: &Arc<CudaStream>, most_shared: u32) -> Result<Self> {
+    pub(super) fn load(stream: &Arc<CudaStream>, max_shared: u32) -> Result<Self> {
         let context = stream.context();
         let attribute = |attribute| -> Result<u32> {
             let value = context.attribute(attribute).or_fault("asking for a GPU's properties")?;
@@ -105,7 +105,7 @@ impl Kernels {
         };
         let processors = attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let room = DeviceAttribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
-        let room = attribute(room)?.min(most_shared);
+        let room = attribute(room)?.min(max_shared);
         let gap = Module::load(stream, "gap", GAP_PTX, GAP_SM_90)?;
         let tile = Module::load(stream, "tile", TILE_PTX, TILE_SM_90)?;
         let prepare = |(kernel, demand)| match GAP_BYTES_PER_THREAD.get(kernel) {
@@ -336,11 +336,11 @@ impl Decode {
         let few = few.map(|name| module.function(name)).transpose()?;
         let action = "preparing a decode kernel";
         let thread_block = function.shared_size_bytes().or_fault(action)?.unsigned_abs();
-        let [warp, most_warps, good_warps] = demand;
+        let [warp, max_warps, good_warps] = demand;
         for kernel in std::iter::once(&function).chain(&few) {
             allow_shared(kernel, room.saturating_sub(thread_block), action)?;
         }
-        let demand = Demand { thread_block, warp, most_warps, good_warps };
+        let demand = Demand { thread_block, warp, max_warps, good_warps };
         Ok(Self { function, few, tables, demand })
     }
 }
@@ -379,7 +379,7 @@ pub(super) mod tests {
     struct GapConstants {
         bytes: Bytes,
         warp: [u32; GAP_BYTES_PER_THREAD.len()],
-        most_warps: [u32; GAP_BYTES_PER_THREAD.len()],
+        max_warps: [u32; GAP_BYTES_PER_THREAD.len()],
     }
 
     /// Values compiled into the kernels of `tile`: `Constants` of `kernels/tile.cu`.
@@ -389,7 +389,7 @@ pub(super) mod tests {
         bytes: Bytes,
         few_tasks: u32,
         warp: u32,
-        most_warps: u32,
+        max_warps: u32,
         good_warps: u32,
     }
 
@@ -401,7 +401,7 @@ pub(super) mod tests {
         few_tasks: u32,
         warp: u32,
         good_warps: u32,
-        most_warps: [u32; FLOATS.len()],
+        max_warps: [u32; FLOATS.len()],
         splits: [[u32; 3]; FLOATS.len()],
         choose_task: u32,
         choose_warps: u32,
@@ -463,9 +463,9 @@ pub(super) mod tests {
         let splits = FLOATS
             .map(|(split, _)| [split.bytes() as u32, split.exponent_bits(), split.kept_bits()]);
         assert_eq!(float.splits, splits);
-        let floats = float.most_warps.map(|most| [float.warp, most, float.good_warps]);
-        let gap = gap.warp.into_iter().zip(gap.most_warps).map(|(warp, most)| [warp, most, most]);
-        let tile = [tile.warp, tile.most_warps, tile.good_warps];
+        let floats = float.max_warps.map(|most| [float.warp, most, float.good_warps]);
+        let gap = gap.warp.into_iter().zip(gap.max_warps).map(|(warp, most)| [warp, most, most]);
+        let tile = [tile.warp, tile.max_warps, tile.good_warps];
         assert_eq!(gap.chain([tile]).chain(floats).collect::<Vec<_>>(), DEMANDS);
     }
 }

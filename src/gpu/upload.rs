@@ -206,12 +206,12 @@ impl Model {
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }
 
-    /// Copies arrays of matrices that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies those
-    /// of whole tensors. Holds the arrays of as many in host memory as there are cores, at most 12.
+    /// Copies arrays that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies whole ones. Holds
+    /// the arrays of as many matrices in host memory as there are cores, at most 12.
     ///
     /// # Errors
     /// Same as [`Model::upload_arrays`]; [`Error::Parameter`] for other rows or columns;
-    /// [`Error::Corrupt`] if an array has another length than is told, as when the file has changed.
+    /// [`Error::Corrupt`] if an array has another length, as when the file has changed.
     ///
     /// # Safety
     /// Each address has device memory of its length, which nothing else uses meanwhile.

@@ -27,7 +27,7 @@ use windows as system;
 #[cfg(feature = "cudarc")]
 pub(crate) use system::in_large_pages;
 pub(crate) use system::{
-    HOME, exchange, explain_use, file_id, is_there, lock, long, make_accessible, most_open_files,
+    HOME, exchange, explain_use, file_id, is_there, lock, long, make_accessible, max_open_files,
     open_folder, open_without_waiting, read_exact_at, rename_keeping, sync_file, sync_folder,
     wait_for_lock, why_unnameable, write_all_at,
 };

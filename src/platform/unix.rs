@@ -49,7 +49,7 @@ pub(crate) fn open_without_waiting(path: &Path) -> io::Result<File> {
 }
 
 /// The number of files that this process may have open; None if there is no limit.
-pub(crate) fn most_open_files() -> Option<u64> {
+pub(crate) fn max_open_files() -> Option<u64> {
     rustix::process::getrlimit(Resource::Nofile).current
 }
 

@@ -75,7 +75,7 @@ pub(super) struct AheadQueue {
     pieces: Vec<QueuePiece>,
     /// The pieces of each batch, by index.
     batches: Vec<Vec<usize>>,
-    most_ahead: usize,
+    max_ahead: usize,
     state: Mutex<QueueState>,
     changed: Condvar,
     object: PinnedObject,
@@ -115,8 +115,8 @@ impl AheadQueue {
         let mut state = QueueState::default();
         state.bytes.resize_with(pieces.len(), PieceBytes::default);
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let most_ahead = AHEAD.max((AHEAD_BYTES / least) as usize);
-        Arc::new(Self { pieces, batches, most_ahead, state, changed, object, queues })
+        let max_ahead = AHEAD.max((AHEAD_BYTES / least) as usize);
+        Arc::new(Self { pieces, batches, max_ahead, state, changed, object, queues })
     }
 
     /// Copies what a piece has from this offset on, and waits for it: the number of bytes. None if
@@ -131,8 +131,7 @@ impl AheadQueue {
         self.queues.put_first(self);
         let mut state = parallel::lock(&self.state);
         self.move_to(*batch, &mut state);
-        if matches!(state.bytes[index], PieceBytes::Coming) && AHEAD + state.more < self.most_ahead
-        {
+        if matches!(state.bytes[index], PieceBytes::Coming) && AHEAD + state.more < self.max_ahead {
             state.more += 1;
             self.move_to(*batch, &mut state);
         }
@@ -261,7 +260,7 @@ mod tests {
         Arc::new(AheadQueue {
             pieces: pieces.collect(),
             batches: (0..10).map(|at| vec![at]).collect(),
-            most_ahead: AHEAD + 1,
+            max_ahead: AHEAD + 1,
             state: Mutex::new(state),
             changed: Condvar::new(),
             object: stored(b"0123456789".to_vec(), requests),

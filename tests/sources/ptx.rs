@@ -186,15 +186,15 @@ const SMALLEST_ROOM: u64 = 99 << 10;
 /// to 127 more, in copies of 16 bytes.
 const LARGEST_TILE: u64 = 32 * (3584 + 127) / 8 + 32;
 
-fn check_fit(module: &Module, kernel: &str, [warp, most_warps, least_warps]: [u64; 3]) {
+fn check_fit(module: &Module, kernel: &str, [warp, max_warps, least_warps]: [u64; 3]) {
     for (target, kernels) in &module.resources {
         let taken = &kernels[kernel];
         assert!(
-            most_warps >= least_warps && taken.static_shared + least_warps * warp <= SMALLEST_ROOM,
+            max_warps >= least_warps && taken.static_shared + least_warps * warp <= SMALLEST_ROOM,
             "{target}, {kernel}"
         );
         // A multiprocessor has 64 Ki registers.
-        assert!(most_warps * 32 * taken.registers <= 65_536, "{target}, {kernel}");
+        assert!(max_warps * 32 * taken.registers <= 65_536, "{target}, {kernel}");
         assert!(
             taken.spill_stores <= 32,
             "{target}, {kernel}: see ALLOWED_SPILLS in kernels/build.py"
@@ -207,22 +207,22 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
     let modules = manifest().modules;
     let gap = &modules["gap.ptx"];
     for (at, bytes) in [8, 16, 32, 64].into_iter().enumerate() {
-        let [warp, most_warps] = [3, 7].map(|group| gap.constants[group + at]);
+        let [warp, max_warps] = [3, 7].map(|group| gap.constants[group + at]);
         // Four warps share thread blocks; fewer would leave most of a multiprocessor idle.
-        check_fit(gap, &format!("df11_gap_decode_{bytes}"), [warp, most_warps, 4]);
+        check_fit(gap, &format!("df11_gap_decode_{bytes}"), [warp, max_warps, 4]);
     }
     let tile = &modules["tile.ptx"];
-    let [besides, most_warps] = [4, 5].map(|at| tile.constants[at]);
-    check_fit(tile, "df11_tile_decode", [besides + LARGEST_TILE, most_warps, 4]);
+    let [besides, max_warps] = [4, 5].map(|at| tile.constants[at]);
+    check_fit(tile, "df11_tile_decode", [besides + LARGEST_TILE, max_warps, 4]);
     // Common weights: all the warps that registers allow.
-    check_fit(tile, "df11_tile_decode", [besides + 2704, most_warps, most_warps]);
+    check_fit(tile, "df11_tile_decode", [besides + 2704, max_warps, max_warps]);
     let float = &modules["float.ptx"];
     let besides = float.constants[4];
     let order = ["e4m3", "e5m2", "f16", "bf16_of_e4m3", "f32", "f32_of_f16", "f32_of_bf16"];
-    for (name, &most_warps) in order.into_iter().zip(&float.constants[6..13]) {
+    for (name, &max_warps) in order.into_iter().zip(&float.constants[6..13]) {
         for kernel in ["decode", "decode_few"].map(|what| format!("df11_float_{what}_{name}")) {
-            check_fit(float, &kernel, [besides + LARGEST_TILE, most_warps, 4]);
-            check_fit(float, &kernel, [besides + 2704, most_warps, most_warps]);
+            check_fit(float, &kernel, [besides + LARGEST_TILE, max_warps, 4]);
+            check_fit(float, &kernel, [besides + 2704, max_warps, max_warps]);
             for (target, kernels) in &float.resources {
                 assert_eq!(kernels[&kernel].spill_stores, 0, "{target}, {kernel}");
             }
@@ -233,13 +233,13 @@ fn every_decode_kernel_fits_the_smallest_gpus() {
 #[test]
 fn every_product_kernel_fits_the_smallest_gpus() {
     let linear = &manifest().modules["linear.ptx"];
-    let [threads, _, few_bytes, most_bytes, _, grouped, 8, 0, 0, 0, 0, packing] =
+    let [threads, _, few_bytes, max_bytes, _, grouped, 8, 0, 0, 0, 0, packing] =
         *linear.constants[26..].first_chunk().unwrap()
     else {
         panic!("other constants are at these places")
     };
     assert!(threads > 0 && few_bytes > 0 && grouped > 0 && packing > 0);
-    for (rows, shared) in [(8, few_bytes), (16, most_bytes)] {
+    for (rows, shared) in [(8, few_bytes), (16, max_bytes)] {
         let kernel = &format!("df11_linear_fast_{rows}");
         for (target, kernels) in &linear.resources {
             assert!(

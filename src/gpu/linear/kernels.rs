@@ -69,7 +69,7 @@ struct Agreed {
     partial_bytes: u32,
     matrices: u32,
     group: u32,
-    most_experts: u32,
+    max_experts: u32,
     order_split: [u32; 2],
     many_split: [u32; 7],
 }
@@ -95,7 +95,7 @@ impl Agreed {
             partial_bytes: PARTIAL_BYTES as u32,
             matrices: MATRICES as u32,
             group: GROUP as u32,
-            most_experts: MAX_EXPERTS as u32,
+            max_experts: MAX_EXPERTS as u32,
             order_split: ORDER_SPLIT.map(|number| number as u32),
             many_split: BAND_SPLIT.map(|number| number as u32),
         }
@@ -218,10 +218,10 @@ impl LinearKernels {
 
     /// The most rows of x that one launch multiplies by matrices in the fast layout, or, with
     /// `staged`, by matrices as stored; 0 if the kernels do not fit this GPU.
-    pub(super) fn most_rows(&self, staged: Option<u32>) -> u64 {
+    pub(super) fn max_rows(&self, staged: Option<u32>) -> u64 {
         match staged {
             Some(_) if self.tile_64.is_some() => TILE64_CLASSES[TILE64_CLASSES.len() - 1],
-            Some(staged) => self.tiles.most_rows(staged),
+            Some(staged) => self.tiles.max_rows(staged),
             None if self.fast.iter().any(|(_, kernel)| kernel.blocks == 0) => 0,
             None if self.fast.iter().any(|(rows, _)| *rows > ROWS) => LAUNCH_ROWS,
             None => ROWS,
@@ -352,7 +352,7 @@ fn of_rows(kernels: &[(u64, Multiply)], x_rows: u64) -> (u64, &Multiply) {
     let &(class, ref kernel) = kernels
         .iter()
         .find(|&&(class, _)| x_rows <= class)
-        .expect("most_rows says for how many there are kernels");
+        .expect("max_rows says for how many there are kernels");
     (class, kernel)
 }
 

@@ -84,7 +84,7 @@ impl LinearOutput {
 /// One launch of a call of [`Linear::multiply`](super::Linear::multiply).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Call<'a> {
-    /// At most [`ProductLaunch::most_rows`] rows.
+    /// At most [`ProductLaunch::max_rows`] rows.
     pub(super) x: LinearInput,
     pub(super) outputs: &'a [LinearOutput],
     /// Row of the outputs that is the product of the first row of x.
@@ -103,7 +103,7 @@ impl Call<'_> {
 #[derive(Debug)]
 pub(super) struct ProductLaunch {
     /// The most rows of x at once.
-    pub(super) most_rows: u64,
+    pub(super) max_rows: u64,
     /// For matrices as stored: most bytes of bitstream that a tile takes.
     staged: Option<u32>,
     /// Indices of its matrices, in the order of the launch.
@@ -164,7 +164,7 @@ impl ProductLaunch {
             partials += split.partials();
         }
         Self {
-            most_rows: kernels.most_rows(staged),
+            max_rows: kernels.max_rows(staged),
             staged,
             order: order.to_vec(),
             rounds: Rounds::sum(matrices.iter().map(|&(_, rows)| Rounds::new(rows, columns))),
@@ -184,7 +184,7 @@ impl ProductLaunch {
     pub(super) fn workspace_bytes(&self, rows: u64) -> u64 {
         // Kernels for more rows may need less; but the workspace may serve fewer rows.
         let few = if rows == 0 { 0 } else { self.partials * PARTIAL_BYTES };
-        let at_once = rows.min(self.most_rows);
+        let at_once = rows.min(self.max_rows);
         let more = match self.staged {
             Some(_) if at_once > ROWS => self.rounds.places * Rounds::place_bytes(rows),
             Some(_) => 0,
@@ -198,9 +198,9 @@ impl ProductLaunch {
 
     /// Whether it adds in the order of these splits, one number for each of all matrices, for this
     /// many rows of x. Each call of [`ProductLaunch::run`] gets at most
-    /// [`ProductLaunch::most_rows`] of them.
+    /// [`ProductLaunch::max_rows`] of them.
     pub(super) fn keeps_order(&self, rows: u64, splits: &[u64]) -> bool {
-        let (most, last) = (rows.min(self.most_rows), rows % self.most_rows);
+        let (most, last) = (rows.min(self.max_rows), rows % self.max_rows);
         self.order.iter().map(|&at| splits[at]).filter(|&splits| splits > 0).all(|splits| {
             has_columns(self.columns.into(), splits)
                 && [most, last].into_iter().all(|rows| self.keeps_order_of(rows, splits))
@@ -306,14 +306,14 @@ impl ProductLaunch {
             Some(staged) if rows <= ROWS => {
                 let of = Tile16 { counters, partials, items, ..Tile16::default() };
                 let argument = self.argument(call, shares, of);
-                // SAFETY: as above; there are no more rows than `most_rows` said.
+                // SAFETY: as above; there are no more rows than `max_rows` said.
                 unsafe { kernels.tiles.multiply(early, staged, stream, argument) }
             }
             Some(staged) => {
                 let of = Tile64 { counters: call.workspace, partials, stages: 0 };
                 let argument = self.argument(call, [(); MATRICES], of);
                 let tile_64 = kernels.tile_64.as_ref();
-                let tile_64 = tile_64.expect("most_rows says whether there are some");
+                let tile_64 = tile_64.expect("max_rows says whether there are some");
                 // SAFETY: as above; each matrix has as many counters as `COUNTERS` says.
                 unsafe { tile_64.multiply(early, staged, stream, self.rounds.items, argument) }
             }

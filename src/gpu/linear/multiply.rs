@@ -85,7 +85,7 @@ impl Multiply {
 
 /// Lets each kernel use as much dynamic shared memory as a block of any of them may have; returns
 /// that.
-pub(super) fn allow_most_shared(functions: &[&CudaFunction], others: &Kernels) -> Result<u32> {
+pub(super) fn allow_max_shared(functions: &[&CudaFunction], others: &Kernels) -> Result<u32> {
     let mut room = others.room;
     for function in functions {
         let block = function.shared_size_bytes().or_fault(PREPARING)?.unsigned_abs();

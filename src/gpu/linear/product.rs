@@ -54,7 +54,7 @@ impl Linear {
             check_pair(first, matrix)?;
         }
         let launches = ProductLaunch::all(kernels, matrices);
-        if launches.iter().any(|launch| launch.most_rows == 0) {
+        if launches.iter().any(|launch| launch.max_rows == 0) {
             return Err(too_little_shared_memory());
         }
         let [stored, fast] = kernels.crossover;
@@ -145,7 +145,7 @@ impl Linear {
         }
         let kernels = self.device().linear_kernels()?;
         for launch in &self.launches {
-            let most = launch.most_rows;
+            let most = launch.max_rows;
             for first in (0..x.rows).step_by(most as usize) {
                 let pointer = x.pointer + 2 * first * x.pitch;
                 let x = LinearInput { pointer, rows: most.min(x.rows - first), ..x };

@@ -56,7 +56,7 @@ impl OrderPlan {
         blocks: u32,
     ) -> Self {
         let bands = x_rows.div_ceil(BAND_ROWS);
-        let most_units = match bands {
+        let max_units = match bands {
             1 if x_rows > ROWS => ORDER_UNITS_OF_MORE_ROWS,
             bands => ORDER_UNITS / bands,
         };
@@ -68,7 +68,7 @@ impl OrderPlan {
                 first_strip: strips as u32,
                 splits: splits as u32,
                 length: split_blocks(columns, splits) as u32,
-                pass_splits: splits.div_ceil(splits.div_ceil(most_units)) as u32,
+                pass_splits: splits.div_ceil(splits.div_ceil(max_units)) as u32,
                 strips: 1,
             });
             strips += rows.div_ceil(STRIP_ROWS);
@@ -77,7 +77,7 @@ impl OrderPlan {
         let most = strips.div_ceil(blocks);
         // Takes as many strips at once as there is room for, evenly.
         let at_once = |matrix: &Order| {
-            let room = most_units / u64::from(matrix.pass_splits);
+            let room = max_units / u64::from(matrix.pass_splits);
             if matrix.has_passes() { 1 } else { most.div_ceil(most.div_ceil(room)) }
         };
         let units = matrices.iter().map(|matrix| at_once(matrix) * u64::from(matrix.pass_splits));

@@ -5,7 +5,7 @@
 use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
-use super::multiply::{allow_most_shared, run};
+use super::multiply::{allow_max_shared, run};
 use super::split::BLOCKS;
 use super::task::{STRIP_ROWS, Tile64Launch, tiles_across};
 use crate::Result;
@@ -77,7 +77,7 @@ pub struct Tile64Demand {
     /// Bytes per slot, besides those bits.
     slot: u32,
     /// Most stages.
-    most_stages: u32,
+    max_stages: u32,
 }
 
 impl Tile64Demand {
@@ -91,7 +91,7 @@ impl Tile64Demand {
             let fixed = fixed + stages * self.stages[class];
             (stages, fixed + self.slots * (self.slot + staged))
         };
-        let mut all = (MIN_STAGES..=self.most_stages).rev().map(with);
+        let mut all = (MIN_STAGES..=self.max_stages).rev().map(with);
         let fitting = all.find(|&(_, shared)| shared <= room);
         let (count, shared) = fitting.unwrap_or_else(|| with(MIN_STAGES));
         (count, shared.min(room))
@@ -121,7 +121,7 @@ impl Tile64Kernels {
         }
         let kernels = TILE64_CLASSES.map(|rows| module.function(&format!("tile_{rows}")));
         let kernels = kernels.into_iter().collect::<Result<Vec<_>>>()?;
-        let room = allow_most_shared(&kernels.iter().collect::<Vec<_>>(), others)?;
+        let room = allow_max_shared(&kernels.iter().collect::<Vec<_>>(), others)?;
         Ok(Some(Self { kernels, needs, room, processors: others.processors }))
     }
 
@@ -162,7 +162,7 @@ mod tests {
             row: 1024,
             slots: 32,
             slot: 320,
-            most_stages: 4,
+            max_stages: 4,
         };
         let room = 226 << 10;
         let shape = |x_rows, bytes| needs.block(x_rows, bytes, room);

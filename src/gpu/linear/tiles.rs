@@ -4,7 +4,7 @@
 use cudarc::driver::{CudaFunction, CudaStream};
 use zerocopy::FromBytes;
 
-use super::multiply::{allow_most_shared, run};
+use super::multiply::{allow_max_shared, run};
 use super::task::{ROWS, ROWS_8, Tile16, Tile16Launch};
 use crate::Result;
 use crate::gpu::fit::LANES;
@@ -52,7 +52,7 @@ impl Tile2 {
         room: u32,
     ) -> Option<BlockShape> {
         let bytes = self.bytes(x_rows, columns)?;
-        let needs = TileDemand { most_warps: self.warps, ..needs };
+        let needs = TileDemand { max_warps: self.warps, ..needs };
         let shape = needs.shape(x_rows, staged, work, room.checked_sub(bytes)?)?;
         (shape.warps == self.warps && needs.holds(shape, x_rows, staged))
             .then_some(BlockShape { shared: shape.shared + bytes, ..shape })
@@ -66,7 +66,7 @@ pub struct TileDemand {
     /// Warps that bring tiles to the others and add their sums.
     helpers: u32,
     /// Most warps that decode.
-    most_warps: u32,
+    max_warps: u32,
     table: u32,
     /// Bytes per row of x, and per item whose sums are in flight at once.
     row: u32,
@@ -75,11 +75,11 @@ pub struct TileDemand {
     /// Number of tiles whose bits a warp holds at once.
     stages: u32,
     /// Most items whose sums are in flight at once.
-    most_sets: u32,
+    max_sets: u32,
     /// Additional bytes per warp, with more than [`ROWS_8`] rows of x.
-    most_warp: u32,
+    max_warp: u32,
     /// Most decode tables at once.
-    most_tables: u32,
+    max_tables: u32,
 }
 
 /// Most items and matrices that a block of a launch has.
@@ -136,10 +136,10 @@ impl TileDemand {
             let holds = |shape: &BlockShape| self.holds(*shape, x_rows, staged);
             shape.filter(|shape| shape.warps == one.warps && holds(shape)).unwrap_or(other)
         };
-        let with_sets = |shape: BlockShape| or(shape, shape.tables, self.most_sets.min(work.items));
+        let with_sets = |shape: BlockShape| or(shape, shape.tables, self.max_sets.min(work.items));
         let with_tables = |shape: BlockShape| {
             // A power of two, as the kernels require.
-            let wanted = self.most_tables.min(work.matrices).min(work.items).next_power_of_two();
+            let wanted = self.max_tables.min(work.matrices).min(work.items).next_power_of_two();
             let two = or(shape, wanted.min(2), shape.sets);
             or(two, wanted, shape.sets)
         };
@@ -157,7 +157,7 @@ impl TileDemand {
         let fixed = self.fixed(tables, sets, x_rows);
         let free = room.checked_sub(fixed)? / STAGE_UNIT * STAGE_UNIT;
         let each = self.of_warp(x_rows, staged);
-        let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.most_warps);
+        let warps = (free / each / WARP_GROUP * WARP_GROUP).clamp(WARP_GROUP, self.max_warps);
         let left = free.min(warps * each);
         let slot = (left / warps).saturating_sub(self.x_of_warp(x_rows)) / self.stages / 16 * 16;
         let least = self.of_warp(x_rows, staged.min(MIN_STAGE_BYTES));
@@ -182,7 +182,7 @@ impl TileDemand {
 
     /// Bytes of x that a warp has in shared memory.
     fn x_of_warp(self, x_rows: u32) -> u32 {
-        if u64::from(x_rows) <= ROWS_8 { 0 } else { self.most_warp }
+        if u64::from(x_rows) <= ROWS_8 { 0 } else { self.max_warp }
     }
 }
 
@@ -210,14 +210,14 @@ impl TileKernels {
         let gather = module.function("tile_gather")?;
         let of_tile_2 = (tile_2.warps > 0).then(|| module.function("tile_2")).transpose()?;
         let all: Vec<&CudaFunction> = [&tile_8, &tile_16].into_iter().chain(&of_tile_2).collect();
-        let room = allow_most_shared(&all, others)?;
+        let room = allow_max_shared(&all, others)?;
         let tile_2 = of_tile_2.map(|function| (function, tile_2));
         Ok(Self { tile_2, tile_8, tile_16, gather, needs, room, processors: others.processors })
     }
 
     /// The most rows of x at once: fewer than [`ROWS`] if blocks have little shared memory, 0 if
     /// they have too little.
-    pub(super) fn most_rows(&self, staged: u32) -> u64 {
+    pub(super) fn max_rows(&self, staged: u32) -> u64 {
         let one = BlockWork { items: 1, matrices: 1 };
         let fits = |&rows: &u64| self.needs.shape(rows as u32, staged, one, self.room).is_some();
         (1..=ROWS).take_while(fits).last().unwrap_or(0)
@@ -227,7 +227,7 @@ impl TileKernels {
     ///
     /// # Safety
     /// The launch is as `kernels/linear_task.cuh` asks, with matrices in tiles as stored and 1 to
-    /// [`most_rows`](Self::most_rows) rows of x; all that it points to lives until the kernel is
+    /// [`max_rows`](Self::max_rows) rows of x; all that it points to lives until the kernel is
     /// done.
     pub(super) unsafe fn multiply(
         &self,
@@ -243,7 +243,7 @@ impl TileKernels {
         let tile_2 = self.tile_2.as_ref();
         let demand = tile_2.map(|&(_, demand)| demand);
         let plan = needs.plan(demand, (x_rows, columns), staged, work, room);
-        let (is_tile_2, shape) = plan.expect("most_rows says how many rows fit");
+        let (is_tile_2, shape) = plan.expect("max_rows says how many rows fit");
         let function = match tile_2.filter(|_| is_tile_2) {
             Some((function, _)) => function,
             None if u64::from(x_rows) <= ROWS_8 => &self.tile_8,
@@ -264,14 +264,14 @@ mod tests {
 
     const NEEDS: TileDemand = TileDemand {
         helpers: 4,
-        most_warps: 16,
+        max_warps: 16,
         table: 16_384,
         row: 2048,
         warp: 640,
         stages: 2,
-        most_sets: 2,
-        most_warp: 3072,
-        most_tables: 4,
+        max_sets: 2,
+        max_warp: 3072,
+        max_tables: 4,
     };
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(tables(16, 7, 2), (1, 2, table + 65_536 + 16 * (3072 + warp)));
         assert_eq!(tables(16, 3, 3), (2, 1, 2 * table + 32_768 + 16 * (3072 + warp)));
         // Less shared memory, as compute capability 8.6 has it.
-        let (needs, room) = (TileDemand { most_warps: 12, most_warp: 0, ..needs }, 98 << 10);
+        let (needs, room) = (TileDemand { max_warps: 12, max_warp: 0, ..needs }, 98 << 10);
         let shape = |x_rows, bytes| shape_of(needs, x_rows, bytes, 7, room);
         assert_eq!(shape(1, 2704), Some((12, 2, table + 4096 + 12 * warp)));
         assert_eq!(shape(16, 2704), Some((8, 1, table + 32_768 + 8 * warp)));
