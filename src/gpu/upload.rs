@@ -206,8 +206,8 @@ impl Model {
         found.par_iter().try_for_each(|(tiles, _)| tiles.check())
     }
 
-    /// Copies arrays that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies whole ones. Holds
-    /// the arrays of as many matrices in host memory as there are cores, at most 12.
+    /// Copies arrays that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies whole ones. The
+    /// arrays of as many matrices are in host memory as there are cores, at most 12.
     ///
     /// # Errors
     /// Same as [`Model::upload_arrays`]; [`Error::Parameter`] for other rows or columns;
