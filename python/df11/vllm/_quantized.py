@@ -241,9 +241,10 @@ class _Experts(_Method):
         **kwargs: Any,
     ) -> Any:
         vllm: Any = super(_Experts, self)  # noqa: UP008
-        # Otherwise tokens of other ranks, which come later, choose experts too.
-        own = self.moe.moe_parallel_config.dp_size * self.moe.moe_parallel_config.pcp_size == 1
-        alone = own and not self.moe.moe_parallel_config.use_all2all_kernels
+        # Elsewhere tokens of other ranks come later, and choose experts too.
+        ranks = self.moe.moe_parallel_config
+        is_alone = ranks.dp_size == ranks.pcp_size == 1 and not ranks.use_all2all_kernels
+        alone = is_alone and ranks.all2all_backend != "passthrough"
         choices = (topk_ids, layer.expert_map) if alone else ()
         decoded = _with_weights(layer, *choices)
         return vllm.apply(decoded, x, topk_weights, topk_ids, *args, **kwargs)
