@@ -17,11 +17,12 @@ import comfy.ops
 import comfy.sd
 import comfy.utils
 import df11
+import torch
 from df11.torch import load_compressed
 from torch import Tensor
 
 from .operations import decoded, operations
-from .patching import adopt
+from .patching import adopt, is_dynamic
 
 #: Ends of names that quantized files have. ComfyUI's own loaders know them.
 QUANTIZED = (".comfy_quant", "scaled_fp8", ".weight_scale", ".scale_weight")
@@ -31,7 +32,7 @@ StateDict = dict[str, Tensor]
 def load_diffusion_model(path: str, disable_dynamic: bool = True) -> Any:
     """A `MODEL` whose weights are those of a container, compressed."""
     state, metadata = read(path)
-    options = {"custom_operations": operations(comfy.ops.manual_cast)}
+    options = {"custom_operations": operations_on(comfy.model_management.get_torch_device())}
     load = comfy.sd.load_diffusion_model_state_dict
     model = call(load, state, model_options=options, metadata=metadata)
     if model is None:
@@ -42,7 +43,8 @@ def load_diffusion_model(path: str, disable_dynamic: bool = True) -> Any:
 def load_clip(paths: Sequence[str], kind: Any, embeddings: Any, options: Any) -> Any:
     """A `CLIP` of one text encoder per file. ComfyUI reads files that are not containers."""
     states = [read(path)[0] for path in paths]
-    options = {**options, "custom_operations": operations(comfy.ops.manual_cast)}
+    device = options.get("load_device", comfy.model_management.text_encoder_device())
+    options = {**options, "custom_operations": operations_on(device)}
     load = comfy.sd.load_text_encoder_state_dicts
     clip = call(load, states, embedding_directory=embeddings, clip_type=kind, model_options=options)
     known_as(clip.patcher, load_clip_patcher, paths, kind, embeddings, options)
@@ -57,13 +59,15 @@ def load_clip_patcher(*args: Any, disable_dynamic: bool = True) -> Any:
 def load_checkpoint(path: str, embeddings: Any) -> tuple[Any, Any, Any]:
     """The `MODEL`, `CLIP` and `VAE` of a checkpoint. The VAE is an ordinary one."""
     state, metadata = read(path)
-    options = {"custom_operations": operations(comfy.ops.manual_cast)}
+    management = comfy.model_management
+    options = {"custom_operations": operations_on(management.get_torch_device())}
+    text_options = {"custom_operations": operations_on(management.text_encoder_device())}
     model, clip, vae = call(
         comfy.sd.load_state_dict_guess_config,
         decode_vae(state, metadata, path),
         embedding_directory=embeddings,
         model_options=options,
-        te_model_options=options,
+        te_model_options=text_options,
         metadata=metadata,
     )[:3]
     known_as(model, load_checkpoint_part, path, embeddings, 0)
@@ -78,6 +82,11 @@ def load_checkpoint_part(
     """A patcher of `load_checkpoint`, for copies on other GPUs."""
     found = load_checkpoint(path, embeddings)[part]
     return getattr(found, "patcher", found)
+
+
+def operations_on(device: torch.device) -> Any:
+    """The operations of a model that a device runs."""
+    return operations(comfy.ops.manual_cast, unrounded=is_dynamic(device))
 
 
 def read(path: str) -> tuple[StateDict, Mapping[str, str] | None]:

@@ -44,6 +44,9 @@ class Held:
     pinned: tuple[nn.Parameter, Gathered] | None = None
     #: The weight as it was loaded, which costs no memory: it lies in the file's mapping.
     host: CompressedTensor | None = None
+    #: Whether the weight keeps the dtype of its file for code that reads it past the layer, as all
+    #: weights do with ComfyUI's dynamic VRAM.
+    is_unrounded = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -84,7 +87,8 @@ class Held:
             self.host = value
         else:
             self.host = None
-            value = decoded(value).to(self.weight_dtype)
+            value = decoded(value)
+            value = value if self.is_unrounded else value.to(self.weight_dtype)
         self.weight = nn.Parameter(value, requires_grad=False)
 
     def keeps(self, dtype: torch.dtype) -> bool:
@@ -219,7 +223,7 @@ class Held:
 
     def patched(self, weight: Any) -> Tensor:
         """The weight that ComfyUI would have loaded, with its LoRA."""
-        dense = weight.decode().to(self.weight_dtype)
+        dense = decoded(weight).to(self.weight_dtype)
         return dense if self.patch is None or self.is_packed else self.patch(dense)
 
     def open(self) -> None:
@@ -276,9 +280,16 @@ class HeldEmbedding(Held):
 
     def keeps(self, dtype: torch.dtype) -> bool:
         """Text encoders also read the weight of an embedding, past the layer: a weight that the
-        layer's dtype would round must be rounded.
+        layer's dtype would round must be rounded, except with dynamic VRAM.
         """
-        return self.weight_dtype in (dtype, torch.float32)
+        return super().keeps(dtype) and (
+            self.is_unrounded or self.weight_dtype in (dtype, torch.float32)
+        )
+
+    def forward_comfy_cast_weights(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.weight.dtype == self.weight_dtype:
+            return super().forward_comfy_cast_weights(*args, **kwargs)
+        return self.compute(*args, **kwargs)
 
     def compute(self, x: Tensor, out_dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
         with self.brought(x.device) as (weight, _):
@@ -296,9 +307,14 @@ HELD: dict[str, type[Held]] = {
 }
 
 
-def operations(base: Any) -> Any:
-    """The class `base` of operations, with layers that hold compressed weights."""
-    layers = {name: type(name, (held, getattr(base, name)), {}) for name, held in HELD.items()}
+def operations(base: Any, unrounded: bool = False) -> Any:
+    """The class `base` of operations, with layers that hold compressed weights. Embeddings are
+    `unrounded` for dynamic VRAM.
+    """
+    layers: dict[str, Any] = {
+        name: type(name, (held, getattr(base, name)), {}) for name, held in HELD.items()
+    }
+    layers["Embedding"].is_unrounded = unrounded
     return type("Df11Operations", (base,), layers)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import comfy.float
@@ -36,21 +37,21 @@ CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 class Patch:
     """Computes the same sum of a weight and its LoRA as ComfyUI would."""
 
-    def __init__(self, key: str, patches: Sequence[Any], in_own_dtype: bool) -> None:
+    def __init__(self, key: str, patches: Sequence[Any], late: torch.dtype | None) -> None:
         self.key, self.patches = key, patches
-        #: Whether sums are those of a model that ComfyUI loads weight by weight (dynamic VRAM).
-        self.in_own_dtype = in_own_dtype
+        #: The dtype of sums if they are those of a model that ComfyUI loads weight by weight
+        #: (dynamic VRAM).
+        self.late = late
         #: The device of the last call, and the patches with their matrices there.
         self._there: tuple[torch.device, Sequence[Any]] = (torch.device("cpu"), patches)
 
     def __call__(self, weight: Tensor) -> Tensor:
         patches = self._on(weight.device)
-        if self.in_own_dtype:
-            return comfy.lora.calculate_weight(
-                patches, weight, self.key, intermediate_dtype=weight.dtype
-            )
-        wide = weight.to(comfy.model_management.lora_compute_dtype(weight.device))
-        made = comfy.lora.calculate_weight(patches, wide, self.key)
+        dtype = self.late or comfy.model_management.lora_compute_dtype(weight.device)
+        between = self.late or torch.float32
+        made = comfy.lora.calculate_weight(
+            patches, weight.to(dtype), self.key, intermediate_dtype=between
+        )
         return comfy.float.stochastic_rounding(made, weight.dtype)
 
     def _on(self, device: torch.device) -> Sequence[Any]:
@@ -152,24 +153,38 @@ class Df11Patcher(ModelPatcher):
             layer.patch = self._patch(key, layer) if is_patched else None
 
     def _patch(self, key: str, layer: Held) -> Patch:
-        patches, weight = self.patches[key], layer.weight
-        numbers = weight.numel() + (0 if layer.bias is None else layer.bias.numel())
-        is_small = numbers * layer.weight_dtype.itemsize <= SMALL_BYTES
-        # ComfyUI does not wait with small modules, nor if a LoRA changes the shape of a weight;
-        # older releases, which lack the function, wait with none.
-        is_late = (
-            is_dynamic(self.load_device)
-            and not is_small
-            and comfy.lora.calculate_shape(patches, weight, key) == weight.shape
-        )
-        return Patch(key, patches, in_own_dtype=is_late)
+        return Patch(key, self.patches[key], self._late(key, layer, layer.weight_dtype))
+
+    def _late(self, key: str, module: Any, dtype: torch.dtype) -> torch.dtype | None:
+        """The dtype in which ComfyUI would add a LoRA to a weight of `dtype` when the model uses
+        it; `None` if it would add it when it loads the model. Text encoders compute in F32. There
+        its sum is exact for the first use, and rounded to `dtype` for the others, as here.
+        """
+        if not is_dynamic(self.load_device) or not hasattr(module, "comfy_cast_weights"):
+            return None
+        numbers = sum(p.numel() for p in module.parameters(recurse=False))
+        if is_eager() and numbers * dtype.itemsize <= SMALL_BYTES:
+            return None
+        # It does not wait if a LoRA changes the shape of the weight or of the bias.
+        for name in ("weight", "bias"):
+            other = f"{key.rpartition('.')[0]}.{name}"
+            found = getattr(module, name, None)
+            if other not in self.patches or found is None:
+                continue
+            if comfy.lora.calculate_shape(self.patches[other], found, other) != found.shape:
+                return None
+        if self.is_clip:
+            return torch.float32
+        return getattr(self.model, "manual_cast_dtype", None) or dtype
 
     def patch_weight_to_device(
         self, key: str, device_to: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         layer = self._layer(key)
         if layer is None or not layer.is_compressed:
-            return super().patch_weight_to_device(key, device_to, *args, **kwargs)
+            result = super().patch_weight_to_device(key, device_to, *args, **kwargs)
+            self._patch_late(key, device_to)
+            return result
         if not kwargs.get("return_weight", False):
             if device_to == self.load_device and self._packs(key, layer):
                 layer.pack(self._patch(key, layer), device_to)
@@ -177,6 +192,17 @@ class Df11Patcher(ModelPatcher):
         host = layer.host
         dense = on_device(host, device_to or host.device).decode().to(layer.weight_dtype)
         return self._patch(key, layer)(dense) if key in self.patches else dense
+
+    def _patch_late(self, key: str, device_to: Any) -> None:
+        """Replaces the sum of an ordinary weight and its LoRA, if dynamic VRAM has another one."""
+        if key not in self.backup or key not in self.patches:
+            return
+        original, module = self.backup[key].weight, self._module(key)
+        late = self._late(key, module, original.dtype)
+        if late is not None:
+            patch = Patch(key, self.patches[key], late)
+            made = patch(on_device(original, device_to or original.device).clone())
+            comfy.utils.set_attr_param(self.model, key, made)
 
     def pin_weight_to_device(self, key: str) -> None:
         layer = self._layer(key)
@@ -237,9 +263,13 @@ class Df11Patcher(ModelPatcher):
 
     def _layer(self, key: str) -> Held | None:
         """The layer of which this is the compressed weight."""
-        module = comfy.utils.get_attr(self.model, key.rpartition(".")[0])
+        module = self._module(key)
         is_ours = isinstance(module, Held) and module.host is not None
         return module if is_ours and key.endswith(".weight") else None
+
+    def _module(self, key: str) -> Any:
+        """The module of which this is a weight."""
+        return comfy.utils.get_attr(self.model, key.rpartition(".")[0])
 
 
 def unsaved() -> ValueError:
@@ -254,6 +284,14 @@ def is_dynamic(device: torch.device) -> bool:
     """Whether ComfyUI would load an ordinary model weight by weight on this device."""
     is_newer = getattr(model_patcher, "CoreModelPatcher", ModelPatcher) is not ModelPatcher
     return is_newer and not comfy.model_management.is_device_cpu(device)
+
+
+@cache
+def is_eager() -> bool:
+    """Whether dynamic VRAM loads small modules at once. ComfyUI 0.18 does not, 0.33 does, and only
+    its code tells.
+    """
+    return "<= 16 * 1024" in inspect.getsource(model_patcher.ModelPatcherDynamic)
 
 
 def adopt(patcher: Any) -> None:

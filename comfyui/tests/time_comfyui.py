@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -52,9 +55,11 @@ def start(comfyui: Path, classic: bool) -> bool:
     if not classic:
         import comfy_aimdo.control
 
-        comfy_aimdo.control.init()
+        if not comfy_aimdo.control.init():
+            raise unsupported()
+    # It chooses PyTorch's allocator, which PyTorch reads when it is imported.
+    importlib.import_module("cuda_malloc")
     import comfy.sd
-    import cuda_malloc  # noqa: F401
 
     if not classic:
         use_dynamic()
@@ -64,15 +69,24 @@ def start(comfyui: Path, classic: bool) -> bool:
 
 def use_dynamic() -> None:
     import comfy.memory_management
-    import comfy.model_management
+    import comfy.model_management as management
     import comfy.model_patcher
-    import comfy_aimdo.control
+    import comfy_aimdo.control as aimdo
 
-    devices = comfy.model_management.get_all_torch_devices()
-    if not comfy_aimdo.control.init_devices((device.index, 0) for device in devices):
-        raise RuntimeError("comfy-aimdo does not work here; pass --classic")
+    if hasattr(aimdo, "init_devices"):
+        devices = management.get_all_torch_devices()
+        works = aimdo.init_devices((device.index, 0) for device in devices)
+    else:  # ComfyUI 0.18
+        works = aimdo.init_device(management.get_torch_device().index)
+    if not works:
+        raise unsupported()
+    aimdo.set_log_warning()
     comfy.model_patcher.CoreModelPatcher = comfy.model_patcher.ModelPatcherDynamic
     comfy.memory_management.aimdo_enabled = True
+
+
+def unsupported() -> RuntimeError:
+    return RuntimeError("comfy-aimdo does not work here; pass --classic")
 
 
 def tell(**facts: Any) -> None:
@@ -86,8 +100,36 @@ def unload() -> None:
     comfy.model_management.unload_all_models()
     comfy.model_management.cleanup_models()
     gc.collect()
+    end_workflow()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
+
+
+def end_workflow() -> None:
+    """What ComfyUI does after a workflow with dynamic VRAM. Models may then take more memory."""
+    memory = sys.modules.get("comfy.memory_management")
+    if getattr(memory, "aimdo_enabled", False):
+        import comfy.model_management
+        import comfy_aimdo.model_vbar
+
+        comfy.model_management.reset_cast_buffers()
+        comfy_aimdo.model_vbar.vbars_reset_watermark_limits()
+
+
+@contextmanager
+def tight(room: int) -> Iterator[int]:
+    """Takes the memory of the GPU, except `room` bytes, as another program would. Gives the bytes
+    taken.
+    """
+    import torch
+
+    taken = torch.cuda.mem_get_info()[0] - int(room)
+    ballast = torch.empty(max(taken, 0), dtype=torch.uint8, device="cuda")
+    try:
+        yield ballast.nbytes
+    finally:
+        del ballast
+        unload()
 
 
 class Clock:
@@ -119,6 +161,8 @@ class Run:
     def __init__(self, tiny: Any) -> None:
         self.tiny = tiny
         self.failed = False
+        #: Bytes of the GPU that no model takes.
+        self.taken = 0
         self.seconds: dict[str, float] = {}
 
     def sample(self, name: str, model: Any, expected: Any = None) -> Any:
@@ -133,9 +177,10 @@ class Run:
         equal = None if expected is None else bool((latent == expected).all())
         self.failed |= equal is False or not bool(latent.isfinite().all())
         step = self.seconds[name] = median(clock.seconds())
-        taken = round(used() / GIGA, 3)
+        taken = round((used() - self.taken) / GIGA, 3)
+        loaded = round(model.loaded_size() / GIGA, 3)
         tell(graph=name, step_s=step, steps=clock.seconds(), first_s=round(warm, 2), equal=equal)
-        tell(graph=name, gpu_used_gb=taken)
+        tell(graph=name, gpu_used_gb=taken, loaded_gb=loaded)
         return latent
 
     def compare(self, name: str, theirs: Any, ours: Any) -> Any:
@@ -196,21 +241,33 @@ class Run:
     def offload(self, name: str, model: Any, expected: Any = None) -> None:
         """Samples as if half of the weights did not fit."""
         import comfy.model_management as management
-        import torch
 
-        before = management.EXTRA_RESERVED_VRAM
-        free = torch.cuda.mem_get_info()[0]
-        room = model.model_size() // 2 + management.minimum_inference_memory() - before
-        management.EXTRA_RESERVED_VRAM = free - room
-        self.sample(f"half offloaded, {name}", model, expected)
-        tell(
-            loaded_gb=round(model.loaded_size() / GIGA, 3),
-            of_model=round(model.loaded_size() / model.model_size(), 3),
-            pinned_gb=round(management.TOTAL_PINNED_MEMORY / GIGA, 3),
-        )
-        management.EXTRA_RESERVED_VRAM = before
         unload()
+        with tight(model.model_size() // 2 + management.minimum_inference_memory()) as self.taken:
+            self.sample(f"half offloaded, {name}", model, expected)
+            loaded = model.loaded_size()
+            tell(
+                loaded_gb=round(loaded / GIGA, 3),
+                of_model=round(loaded / model.model_size(), 3),
+                pinned_gb=round(management.TOTAL_PINNED_MEMORY / GIGA, 3),
+            )
+            self.failed |= loaded >= model.model_size()
+        self.taken = 0
         self.failed |= bool(management.TOTAL_PINNED_MEMORY)
+
+    def together(self, theirs: Any, ours: Any, expected: Any) -> None:
+        """Samples both models in turn, as one workflow does, where one and a half fit."""
+        import comfy.model_management as management
+
+        unload()
+        sizes = theirs.model_size() // 2 + ours.model_size()
+        with tight(sizes + management.minimum_inference_memory()) as self.taken:
+            for turn in (1, 2):
+                for name, model in (("BF16", theirs), ("df11", ours)):
+                    self.sample(f"together, {name}, {turn}", model, expected)
+                    pair = [round(each.loaded_size() / GIGA, 3) for each in (theirs, ours)]
+                    tell(graph=f"together, {name}, {turn}", both_loaded_gb=pair)
+        self.taken = 0
 
 
 def files(tiny_model: Any, folder: Path) -> tuple[Path, Path]:
@@ -263,10 +320,6 @@ def main() -> int:
         run.load("LoRA", patched[1])
         plain = run.compare("plain", theirs, ours)
         with_one = run.compare("LoRA", *patched)
-        run.offload("BF16", theirs)
-        run.offload("df11", ours, plain)
-        # ComfyUI adds the LoRA of an offloaded weight in another arithmetic than that of the rest.
-        run.offload("LoRA, df11", patched[1], with_one)
         weaker = with_lora([theirs, ours], 0.3)
         with_weaker = run.sample("LoRA, 0.3, BF16", weaker[0])
         unload()
@@ -275,6 +328,14 @@ def main() -> int:
         run.sample("then without LoRA, df11", ours, plain)
         unload()
         run.reload(patched[1], asked.reloads)
+        run.offload("BF16", theirs, plain)
+        run.offload("df11", ours, plain)
+        # Without dynamic VRAM ComfyUI adds the LoRA of an offloaded weight in another arithmetic
+        # than that of the rest.
+        if not classic:
+            run.offload("LoRA, BF16", patched[0], with_one)
+        run.offload("LoRA, df11", patched[1], with_one)
+        run.together(theirs, ours, plain)
     return int(run.failed)
 
 

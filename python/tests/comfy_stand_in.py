@@ -18,6 +18,7 @@ NAME = "df11_node"
 
 def layer(kind: Any) -> Any:
     class Layer(kind):  # type: ignore[misc]
+        comfy_cast_weights = True
         weight_function: ClassVar[list[Any]] = []
         bias_function: ClassVar[list[Any]] = []
 
@@ -80,6 +81,8 @@ class ModelPatcher:
         self.model = model
         self.patches: dict[str, Any] = {}
         self.hook_backup: dict[str, Any] = {}
+        self.backup: dict[str, Any] = {}
+        self.is_clip = False
         self.load_device = torch.device("cpu")
         self.size = size
         self.pinned: set[str] = set()

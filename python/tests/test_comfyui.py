@@ -401,15 +401,25 @@ def test_an_offloaded_weight_is_pinned_within_the_limit(
     assert layer.pinned is None and is_patched(found, gpu, 0.125)
 
 
-@pytest.mark.parametrize("shape", [None, (1, 1)])
+@pytest.mark.parametrize(
+    ("is_clip", "is_eager", "shape"),
+    [(False, False, None), (False, False, (1, 1)), (False, True, None), (True, False, None)],
+)
 def test_sums_are_those_of_how_comfyui_would_load_the_model(
-    node: Any, state: Any, shape: Any, monkeypatch: pytest.MonkeyPatch
+    node: Any,
+    state: Any,
+    is_clip: bool,
+    is_eager: bool,
+    shape: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import df11_node.patching as patching
 
     monkeypatch.setattr(patching, "is_dynamic", lambda device: True)
+    monkeypatch.setattr(patching, "is_eager", lambda: is_eager)
+    monkeypatch.setattr(patching, "SMALL_BYTES", 1 << 30)
     found, numbers = patcher(node, state), (0.125, 2.0**-12, 2.0**-12)
-    found.patches = {KEY: [(number, shape) for number in numbers]}
+    found.patches, found.is_clip = {KEY: [(number, shape) for number in numbers]}, is_clip
     found.load()
     weight, bias = weights()[KEY], weights()["inner.linear.bias"]
     late = weight.clone()
@@ -418,8 +428,19 @@ def test_sums_are_those_of_how_comfyui_would_load_the_model(
     at_once = (weight.float() + sum(numbers)).bfloat16()
     assert not same(late, at_once)
     x = input_of(torch.bfloat16)
-    expected = nn.functional.linear(x, late if shape is None else at_once, bias)
+    is_late = not (is_clip or is_eager or shape)
+    expected = nn.functional.linear(x, late if is_late else at_once, bias)
     assert same(found.model.inner.linear(x), expected)
+
+
+def test_an_embedding_keeps_the_dtype_of_its_file_with_dynamic_vram(node: Any, state: Any) -> None:
+    import df11_node.operations as operations
+
+    model = Outer(operations.operations(Operations, unrounded=True), torch.float16)
+    model.requires_grad_(False).load_state_dict(dict(state), strict=False)
+    rows, expected = model.inner.rows, weights()["inner.rows.weight"]
+    assert same(operations.decoded(rows.weight), expected)
+    assert same(rows(torch.arange(4)), expected[:4].half())
 
 
 def test_a_lora_of_an_offloaded_weight_is_added_once(node: Any, state: Any) -> None:
@@ -441,7 +462,7 @@ def test_the_matrices_of_a_lora_are_moved_once(node: Any) -> None:
 
     lora = Adapter({"key"}, (torch.ones(2, 2), None, 0.5))
     other = torch.ones(3, 3)
-    patch = patching.Patch(KEY, [(1.0, lora, 0.5), (1.0, other)], in_own_dtype=False)
+    patch = patching.Patch(KEY, [(1.0, lora, 0.5), (1.0, other)], late=None)
     there = patch._on(torch.device("meta"))
     (_, adapter, half), (_, merged) = there
     assert adapter.weights[0].is_meta and adapter.weights[1:] == (None, 0.5) and half == 0.5
