@@ -241,10 +241,17 @@ class Run:
     def offload(self, name: str, model: Any, expected: Any = None) -> None:
         """Samples as if half of the weights did not fit."""
         import comfy.model_management as management
+        import torch
 
         unload()
-        with tight(model.model_size() // 2 + management.minimum_inference_memory()) as self.taken:
-            self.sample(f"half offloaded, {name}", model, expected)
+        room = model.model_size() // 2 + management.minimum_inference_memory()
+        with tight(room) as self.taken:
+            try:
+                self.sample(f"half offloaded, {name}", model, expected)
+            except torch.OutOfMemoryError:
+                tell(graph=f"half offloaded, {name}", out_of_memory=True)
+                self.failed = True
+                return
             loaded = model.loaded_size()
             tell(
                 loaded_gb=round(loaded / GIGA, 3),
