@@ -106,7 +106,7 @@ def unload() -> None:
 
 
 def end_workflow() -> None:
-    """What ComfyUI does after a workflow with dynamic VRAM. Models may then take more memory."""
+    """Does what ComfyUI does after a workflow with dynamic VRAM: models may then take more memory."""
     memory = sys.modules.get("comfy.memory_management")
     if getattr(memory, "aimdo_enabled", False):
         import comfy.model_management
