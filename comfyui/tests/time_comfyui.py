@@ -106,7 +106,7 @@ def unload() -> None:
 
 
 def end_workflow() -> None:
-    """Does what ComfyUI does after a workflow with dynamic VRAM: models may then take more memory."""
+    """Ends a workflow as ComfyUI does with dynamic VRAM: models may then take more memory."""
     memory = sys.modules.get("comfy.memory_management")
     if getattr(memory, "aimdo_enabled", False):
         import comfy.model_management
