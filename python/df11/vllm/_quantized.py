@@ -225,6 +225,9 @@ class _Linear(_Method):
 
 
 class _Experts(_Method):
+    #: The mixture's config, which the method of vLLM sets.
+    moe: Any
+
     @property
     def supports_eplb(self) -> bool:
         """False: vLLM would move parameters between ranks, and compressed weights are not
