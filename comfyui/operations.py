@@ -6,15 +6,18 @@ product in BF16 reads compressed weights; everything else gets decoded values fo
 
 ```text
  file's mapping ──▶ GPU, as stored                        the layer stays there
-                ──▶ GPU: decoded, LoRA added, packed      the same, with a LoRA
+                ──▶ GPU: decoded, LoRA added, packed      the same, with a LoRA or few rows of x
                 ──▶ pinned memory ──each call──▶ GPU      the layer is offloaded
 ```
+
+Packing compresses a weight in the fast layout. It takes a seventh more memory than the file's
+encoding, and products with few rows of x need not decode it first.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +26,10 @@ import torch
 from df11.torch import CompressedTensor, Gathered, pack
 from torch import Tensor, nn
 from torch.nn import functional
+
+#: Products with up to this many rows of x are faster with a packed weight. These are the products
+#: that modulate a diffusion model's blocks, a quarter of FLUX.1's weights.
+FEW_ROWS = 16
 
 
 class Held:
@@ -44,6 +51,10 @@ class Held:
     pinned: tuple[nn.Parameter, Gathered] | None = None
     #: The weight as it was loaded, which costs no memory: it lies in the file's mapping.
     host: CompressedTensor | None = None
+    #: Whether one of its products had few rows of x.
+    is_few = False
+    #: Tells ComfyUI how many bytes more the layer takes on the GPU.
+    grow: Callable[[int], None] | None = None
     #: Whether the weight keeps the dtype of its file for code that reads it past the layer, as all
     #: weights do with ComfyUI's dynamic VRAM.
     is_unrounded = False
@@ -131,17 +142,20 @@ class Held:
         return has_lora(self.weight)
 
     def pack(self, patch: Any, device: torch.device) -> None:
-        """Adds a LoRA to the weight on a GPU, and compresses the sum there, once. The weight stays
-        unchanged if the sum cannot be compressed, or if memory is short.
+        """Adds a LoRA, if there is one, to the weight on a GPU, and compresses the sum there, once.
+        The weight stays unchanged if the sum cannot be compressed, or if memory is short.
         """
+        if patch is None and is_fast(self.weight):
+            return
         try:
             original = on_device(self.host if self.is_packed else self.weight, device)
-            packed = pack(patch(original.decode().to(self.weight_dtype)))
+            dense = original.decode().to(self.weight_dtype)
+            packed = pack(dense if patch is None else patch(dense))
         except comfy.model_management.OOM_EXCEPTION:
             return
         if packed is not None:
             self.weight = nn.Parameter(packed, requires_grad=False)
-            self.weight.has_lora = True
+            self.weight.is_fast, self.weight.has_lora = True, patch is not None
 
     def unpatch(self) -> None:
         self.patch = None
@@ -241,6 +255,12 @@ class Held:
     def forward_comfy_cast_weights(self, *args: Any, **kwargs: Any) -> Tensor:
         if not self.is_compressed:
             return super().forward_comfy_cast_weights(*args, **kwargs)  # type: ignore[misc]
+        try:
+            return self.compute(*args, **kwargs)
+        except comfy.model_management.OOM_EXCEPTION:
+            pass
+        # What streams have freed may be in pieces, which are joined once the GPU has nothing to do.
+        comfy.model_management.soft_empty_cache()
         return self.compute(*args, **kwargs)
 
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
@@ -251,8 +271,23 @@ class HeldLinear(Held):
     """A linear layer: its product reads a compressed weight."""
 
     def compute(self, x: Tensor, **kwargs: Any) -> Tensor:
+        self._pack_if_few(x)
         with self.cast(x.device, x.dtype) as (weight, bias):
             return functional.linear(x, weight, bias)
+
+    def _pack_if_few(self, x: Tensor) -> None:
+        """Packs the weight for the first product with few rows of x, if it is on the GPU. Later it
+        is packed while it is loaded.
+        """
+        weight = self.weight
+        if self.is_few or self.grow is None or self.is_changed or is_fast(weight):
+            return
+        is_there = weight.is_cuda and weight.device == x.device
+        is_few = x.numel() <= FEW_ROWS * x.shape[-1]
+        if is_few and is_there and weight.dtype == torch.bfloat16 and not is_recorded():
+            self.is_few = True
+            self.pack(None, weight.device)
+            self.grow(self.weight.nbytes - weight.nbytes)
 
 
 class HeldConv(Held):
@@ -331,8 +366,18 @@ def decoded(value: Tensor) -> Tensor:
 
 
 def has_lora(weight: Tensor) -> bool:
-    """Whether `Held.pack` made the weight."""
+    """Whether `Held.pack` made the weight with a LoRA."""
     return getattr(weight, "has_lora", False)
+
+
+def is_fast(weight: Tensor) -> bool:
+    """Whether `Held.pack` made the weight."""
+    return getattr(weight, "is_fast", False)
+
+
+def is_recorded() -> bool:
+    """Whether PyTorch compiles or captures what runs, so that nothing may change."""
+    return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
 
 
 def whole_pages(nbytes: int) -> Tensor:

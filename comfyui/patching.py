@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from weakref import ref
 
 import comfy.float
 import comfy.lora
@@ -30,6 +31,7 @@ from .operations import Held, compressed_layers, on_device
 SMALL_BYTES = 16 * 1024
 #: Bytes of a weight that is compressed with its LoRA, in bytes of BF16, until they are counted.
 PACKED = 0.76
+LOADED = inspect.signature(ModelPatcher.load)
 HOOKED = inspect.signature(ModelPatcher.patch_hook_weight_to_device)
 CACHED = inspect.signature(ModelPatcher.patch_cached_hook_weights)
 
@@ -46,7 +48,10 @@ class Patch:
         self._there: tuple[torch.device, Sequence[Any]] = (torch.device("cpu"), patches)
 
     def __call__(self, weight: Tensor) -> Tensor:
-        patches = self._on(weight.device)
+        patches = self.on(weight.device)
+        if weight.is_cuda:
+            # ComfyUI would log that memory is short, and leave the LoRA out.
+            torch.empty(sum_bytes(weight, self.late), dtype=torch.uint8, device=weight.device)
         dtype = self.late or comfy.model_management.lora_compute_dtype(weight.device)
         between = self.late or torch.float32
         made = comfy.lora.calculate_weight(
@@ -54,10 +59,24 @@ class Patch:
         )
         return comfy.float.stochastic_rounding(made, weight.dtype)
 
-    def _on(self, device: torch.device) -> Sequence[Any]:
+    def on(self, device: torch.device) -> Sequence[Any]:
+        """The patches, with their matrices on a device, where they stay."""
         if device != self._there[0]:
             self._there = device, [(p[0], moved(p[1], device), *p[2:]) for p in self.patches]
         return self._there[1]
+
+
+def sum_bytes(weight: Tensor, late: torch.dtype | None) -> int:
+    """Bytes that the sum of a weight and its LoRA takes besides the weight while it is computed."""
+    if late is not None:
+        return 2 * weight.numel() * late.itemsize
+    return weight.numel() * (weight.itemsize + 3 * torch.float32.itemsize)
+
+
+def lora_bytes(patches: Sequence[Any]) -> int:
+    """Bytes of the matrices that `moved` copies."""
+    found = [getattr(patch[1], "weights", ()) for patch in patches]
+    return sum(each.nbytes for weights in found for each in weights if isinstance(each, Tensor))
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -77,9 +96,14 @@ class Df11Patcher(ModelPatcher):
     _told: dict[str, int] | None = None
 
     def load(self, *args: Any, **kwargs: Any) -> Any:
+        asked = LOADED.bind(self, *args, **kwargs).arguments
+        limit = asked.get("lowvram_model_memory", 0)
+        if not asked.get("full_load", False) and 0 < limit < self.model_size():
+            # The matrices of a LoRA stay on the GPU. ComfyUI loads everything if the limit is 0.
+            asked["lowvram_model_memory"] = max(limit - self._lora_bytes(), 0.1)
         told = self._told = self._sizes()
         try:
-            result = super().load(*args, **kwargs)
+            result = super().load(**{k: v for k, v in asked.items() if k != "self"})
         finally:
             self._told = None
         self._set_patches()
@@ -113,13 +137,28 @@ class Df11Patcher(ModelPatcher):
         return int(self.size) + sum(self._sizes().values())
 
     def _load_list(self, *args: Any, **kwargs: Any) -> Any:
-        """Modules with the bytes that they will take once they are loaded."""
+        """Modules with the bytes that each use takes if they stay offloaded, and those that they
+        will take once they are loaded.
+        """
         sizes, found = self._sizes(), []
-        for *before, size, name, module, params in super()._load_list(*args, **kwargs):
-            is_held = name in sizes and module.is_compressed
-            more = sizes[name] - module.weight.nbytes if is_held else 0
-            found.append((*before, size + more, name, module, params))
+        for offloaded, size, name, module, params in super()._load_list(*args, **kwargs):
+            if name in sizes and module.is_compressed:
+                offloaded = size - module.weight.nbytes + self._bytes_of_use(name, module)
+                size += sizes[name] - module.weight.nbytes
+            found.append((offloaded, size, name, module, params))
         return found
+
+    def _bytes_of_use(self, name: str, layer: Held) -> int:
+        """Bytes of the compressed weight, the decoded one, and its sum with a LoRA."""
+        key, dtype = f"{name}.weight", layer.weight_dtype
+        dense = torch.empty(layer.host.shape, dtype=dtype, device="meta")
+        more = sum_bytes(dense, self._late(key, layer, dtype)) if key in self.patches else 0
+        return int(layer.host.nbytes) + dense.nbytes + more
+
+    def _lora_bytes(self) -> int:
+        """Bytes of the matrices of LoRAs that weights may get at each use."""
+        names = (f"{name}.weight" for name, _ in compressed_layers(self.model))
+        return sum(lora_bytes(self.patches[name]) for name in names if name in self.patches)
 
     def _sizes(self) -> dict[str, int]:
         """Bytes of each compressed weight on the GPU."""
@@ -137,9 +176,10 @@ class Df11Patcher(ModelPatcher):
         return int(layer.host.nbytes)
 
     def _packs(self, key: str, layer: Held) -> bool:
-        """Whether the weight is to be compressed with its LoRA."""
+        """Whether the weight is to be packed, with its LoRA or for few rows of x."""
         is_gpu = comfy.model_management.is_device_cuda(self.load_device)
-        return is_gpu and key in self.patches and layer.weight_dtype == torch.bfloat16
+        is_asked = key in self.patches or layer.is_few
+        return is_gpu and is_asked and layer.weight_dtype == torch.bfloat16
 
     def _set_patches(self) -> None:
         """Gives each layer its LoRA. ComfyUI's own patches of offloaded weights depend on how much
@@ -151,6 +191,9 @@ class Df11Patcher(ModelPatcher):
             key = f"{name}.weight"
             is_patched = key in self.patches
             layer.patch = self._patch(key, layer) if is_patched else None
+            if is_patched and not layer.is_packed:
+                # At the first use they would lie between what one use needs, and divide memory.
+                layer.patch.on(self.load_device)
 
     def _patch(self, key: str, layer: Held) -> Patch:
         return Patch(key, self.patches[key], self._late(key, layer, layer.weight_dtype))
@@ -187,7 +230,8 @@ class Df11Patcher(ModelPatcher):
             return result
         if not kwargs.get("return_weight", False):
             if device_to == self.load_device and self._packs(key, layer):
-                layer.pack(self._patch(key, layer), device_to)
+                patch = self._patch(key, layer) if key in self.patches else None
+                layer.pack(patch, device_to)
             return None
         host = layer.host
         dense = on_device(host, device_to or host.device).decode().to(layer.weight_dtype)
@@ -297,6 +341,14 @@ def is_eager() -> bool:
 def adopt(patcher: Any) -> None:
     """Turns the patcher of a model with compressed weights into a `Df11Patcher`."""
     patcher.__class__ = Df11Patcher
+    model = ref(patcher.model)
+
+    def grow(count: int) -> None:
+        if (found := model()) is not None:
+            found.model_loaded_weight_memory += count
+
+    for _, layer in compressed_layers(patcher.model):
+        layer.grow = grow
     held = (layer.weight.nbytes for _, layer in compressed_layers(patcher.model))
     #: Bytes besides the compressed weights.
     patcher.size = comfy.model_management.module_size(patcher.model) - sum(held)

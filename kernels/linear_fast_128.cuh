@@ -71,15 +71,33 @@ __device__ __forceinline__ void place_entry(u32 (&weights)[4], u32 entry, bool m
     for (u32 n = 0; n < 4; n++)
         if (mine && place == n) weights[n] = __byte_perm(weights[n], entry, order);
 }
-// Places a product's several entries, out of all of the tile's. `head`: the warp's half of the
-// stage's head; `which`: bits 20 and up of an entry of this lane in this step and half.
-__device__ __forceinline__ void place_entries_slowly(u32 (&weights)[4], u32 head,
-                                                     const u32* entries, u32 which, u32 product) {
-    const uint2 all = load_shared_8(head + (which & 1 ? 1 : 2) * FAST128_HALF_HEAD);
+// Bits 18, 20, and 26 and up of an entry of this product.
+__device__ inline u32 entry_of(u32 step, u32 half, u32 product) {
+    return step << 26 | half << 20 | product << 18;
+}
+// Places a product's entries among those that each lane has. All lanes call it together.
+__device__ __forceinline__ void place_from(u32 (&weights)[4], u32 entry, u32 wanted, u32 lane) {
+    u32 left = __ballot_sync(ALL_LANES, !((entry ^ wanted) & 0xFC140000u));
 #pragma unroll 1
-    for (u32 i = 0; i < all.y; i++) {
-        const u32 entry = __ldg(entries + all.x + i);
-        place_entry(weights, entry, entry >> 20 == which && (entry >> 18 & 1) == product);
+    while (left) {
+        const u32 one = __shfl_sync(ALL_LANES, entry, __ffs(left) - 1);
+        left &= left - 1;
+        place_entry(weights, one, (one >> 21 & 31) == lane);
+    }
+}
+// Places a product's several entries, out of all of the tile's, of which each lane loads one.
+// `head`: the warp's half of the stage's head.
+__device__ __forceinline__ void place_entries_of_tile(u32 (&weights)[4], u32 head,
+                                                      const u32* entries, u32 half, u32 step,
+                                                      u32 product, u32 lane) {
+#pragma unroll 1
+    for (u32 begin = 0;; begin += LANES) {
+        // Loaded again each time: there are few registers.
+        const uint2 all = load_shared_8(head + (half ? 1 : 2) * FAST128_HALF_HEAD);
+        if (begin >= all.y) break;
+        u32 entry = ~0u;
+        if (begin + lane < all.y) entry = __ldg(entries + all.x + begin + lane);
+        place_from(weights, entry, entry_of(step, half, product), lane);
     }
 }
 
@@ -159,9 +177,9 @@ __device__ __forceinline__ u32 multiply_stages(const void* rest, const Fast128Pi
                     const u32 place = 2 * step + first + j;
                     if (!(more >> place & 1)) continue;
                     if (more >> (4 + place) & 1) {
-                        const u32 which = (stage * FAST128_STEPS + step) % TILE_STEPS << 6 |
-                                          lane << 1 | share.half;
-                        place_entries_slowly(mine[j], head, entries, which, first + j);
+                        place_entries_of_tile(mine[j], head, entries, share.half,
+                                              (stage * FAST128_STEPS + step) % TILE_STEPS,
+                                              first + j, lane);
                     } else {
                         const u32 entry = load_shared(head + 8 + 4 * place);
                         place_entry(mine[j], entry, (entry >> 21 & 31) == lane);

@@ -723,6 +723,58 @@ struct OrderRaw {
     }
 };
 
+// A strip's entries, tile by tile. Each lane has one of a tile's first 32. They are loaded while
+// the tile before is multiplied, their head while the one before that is.
+struct OrderEntries {
+    const uint2* heads;  // of the tile after next
+    const u32* entries;
+    u64 entry_count;
+    u32* status;
+    u32 tiles, lane;  // tiles: from that one on
+    Head head, after;
+    u32 entry, entry_after;
+
+    __device__ OrderEntries(const OrderPiece& piece, u32 strip, u32 begin, u32 end, u32 lane_,
+                            u32* status_)
+        : heads(reinterpret_cast<const uint2*>(piece.heads) +
+                u64(strip) * tiles_across(piece.whole_columns) + begin / 4),
+          entries(piece.entries),
+          entry_count(piece.entry_count),
+          status(status_),
+          tiles((end + 3) / 4 - begin / 4),
+          lane(lane_),
+          head(load_head()),
+          after(load_head()),
+          entry(load_entry(head)),
+          entry_after(load_entry(after)) {}
+    __device__ Head load_head() {
+        if (!tiles) return {make_uint2(0, 0)};
+        tiles--;
+        return {__ldg(heads++)};
+    }
+    // A head may name entries that do not exist.
+    __device__ u32 load_entry(Head& of) const {
+        if (of.count() && u64(of.first()) + of.count() > entry_count) {
+            atomicOr(status, STATUS_ENTRIES);
+            of.words.y &= 0xFF000000u;
+        }
+        return lane < of.count() ? __ldg(entries + of.first() + lane) : ~0u;
+    }
+    __device__ void next() {
+        head = after, entry = entry_after;
+        after = load_head();
+        entry_after = load_entry(after);
+    }
+    // Places the entries of a product. All lanes call it together.
+    __device__ void place(u32 (&weights)[4], u32 wanted) const {
+        place_from(weights, entry, wanted, lane);
+#pragma unroll 1
+        for (u32 i = LANES + lane; i - lane < head.count(); i += LANES)
+            place_from(weights, i < head.count() ? __ldg(entries + head.first() + i) : ~0u, wanted,
+                       lane);
+    }
+};
+
 // Loads the patch of product P over `words`, if there is one.
 template <u32 P>
 __device__ __forceinline__ void take_patch(u32 (&words)[4], u32 products, u32 from) {
@@ -889,12 +941,11 @@ struct OrderChain {
         ring.place = here, ring.full = full;
         ring.phase = phase ^ u32(next_full == barriers);
     }
-    // Like walk, for a unit with more entries than its table has places for patches: goes product
-    // by product, and searches in memory for their entries.
+    // Like walk, for a unit with more entries than its table has places for patches: takes those of
+    // each product from those of the tile.
     __device__ __forceinline__ void walk_slowly(OrderRing<Work>& ring, u32 strip, u32 begin,
                                                 u32 end, u32* status) {
-        const uint2* const heads = reinterpret_cast<const uint2*>(piece.heads) +
-                                   u64(strip) * tiles_across(piece.whole_columns);
+        OrderEntries tile(piece, strip, begin, end, lane, status);
 #pragma unroll 1
         for (u32 at = begin & ~1u; at < end; at += 2) {
             wait_for(ring.full, ring.phase);
@@ -903,24 +954,13 @@ struct OrderChain {
                 const u32 place = ring.place + (block - at) * ORDER_BLOCK_BYTES;
                 raw[0].load(place + planes, place + codes);
                 load_x(v[0], ring.place + (block - at) * Work::X_BLOCK);
-                const Head head = {__ldg(heads + block / 4)};
-                // A head may name entries that do not exist.
-                u32 count = head.count();
-                if (u64(head.first()) + count > piece.entry_count) {
-                    atomicOr(status, STATUS_ENTRIES);
-                    count = 0;
-                }
+                if (block % 4 == 0 && block != begin) tile.next();
 #pragma unroll
                 for (u32 k = 0; k < 4; k++) {
-                    raw[0].decode(w[0][k], k, head.base());
                     const u32 step = block % 4 * 2 + k / 2;
-#pragma unroll 1
-                    for (u32 i = 0; i < count; i++) {
-                        const u32 entry = __ldg(piece.entries + head.first() + i);
-                        place_entry(w[0][k], entry,
-                                    (entry >> 20 & 511) == (step << 6 | lane << 1 | half) &&
-                                        (entry >> 18 & 1) == k % 2);
-                    }
+                    raw[0].decode(w[0][k], k, tile.head.base());
+                    if (tile.head.has_entries(step))
+                        tile.place(w[0][k], entry_of(step, half, k % 2));
                     add<false>(0, k, true);
                 }
             }

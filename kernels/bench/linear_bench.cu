@@ -23,7 +23,7 @@
 //                                                 faster
 // Environment, for the fast layout and 17 or more rows of x: SPLITS=N splits all columns in N; for
 // 129 or more, WAY=192x2 takes bands of 192 rows and whole groups of two strips (192x4, 256x2 and
-// 256x4 too).
+// 256x4 too). ZEROS=N: one weight of N is zero, and an exception; there are others.
 #include <cmath>
 
 #include "../linear.cu"
@@ -595,6 +595,7 @@ int main(int argc, char** argv) {
     ring = !constants().early;
     tables_of_file = false;
     if (const char* splits = getenv("SPLITS")) forced_splits = atoi(splits);
+    if (const char* count = getenv("ZEROS")) zeros = atoi(count);
     if (const char* way = getenv("WAY"))
         if (sscanf(way, "%ux%u", &forced_rows, &forced_group) != 2) return 2;
     auto modes = fast;

@@ -2,7 +2,7 @@
 """Products in the order of a plan of the sum beside torch.nn.functional.linear: bits, then times.
 
     python3 kernels/bench/linear_order.py [bits] [forms] [grouped] [times] [mixture] [splits]
-        [bands] [most] [image]
+        [bands] [most] [image] [exceptions[=N,N,...]]
 
 Needs PyTorch, a GPU, and the Python package (`df11`) on the path. `bits` finds, for each shape and
 number of rows of x, the splits whose sums equal PyTorch's, with weights and inputs that cancel, and
@@ -12,7 +12,8 @@ microseconds per launch in CUDA graphs over copies that no L2 holds, as medians 
 rounds. `mixture` measures products with experts, with places by offsets and in blocks. `splits`
 measures ours with other splits than PyTorch's. `bands` gives bits and times of 17 rows of x and
 more, `most` times of 2,048 and more, `image` those of FLUX.1's matrices; from 256 rows on also of
-decoding first.
+decoding first. `exceptions` gives bits and times with one zero among N weights (0: none), which is
+an exception of the fast layout.
 """
 
 import statistics
@@ -66,11 +67,33 @@ def wide(rows: int, columns: int, seed: int) -> Tensor:
 
 def weights(rows: int, columns: int, kind: str, seed: int) -> Tensor:
     if kind == "normal":
-        return (torch.randn(rows, columns, device=DEVICE, generator=seeded(seed)) * 0.02).bfloat16()
+        made = (torch.randn(rows, columns, device=DEVICE, generator=seeded(seed)) * 0.02).bfloat16()
+        return with_zeros(made, seed)
     if kind == "wide":
         return wide(rows, columns, seed)
-    half = wide(rows, columns // 2, seed)
+    half = with_zeros(wide(rows, columns // 2, seed), seed)
     return torch.cat([half, half], 1)[:, shuffled(columns)].contiguous()
+
+
+#: One weight of this many is zero; none, if it is 0.
+zeros = 0
+
+
+def with_zeros(weight: Tensor, seed: int) -> Tensor:
+    if not zeros:
+        return weight
+    chosen = torch.rand(weight.shape, device=DEVICE, generator=seeded(seed + 2000))
+    return weight.masked_fill_(chosen < 1 / zeros, 0)
+
+
+def exceptions(counts: str) -> None:
+    global zeros
+    for zeros in map(int, (counts or "0,8192,4096,2048,1024,512,256").split(",")):
+        say(f"== one zero of {zeros}")
+        found.clear()
+        bits(LLAMA, (1, 8, 16, 32, 64, 128, 256, 512))
+        times(LLAMA, (1, 8, 16, 32, 64, 128, 256, 512))
+    zeros = 0
 
 
 def inputs(rows: int, columns: int, kind: str, seed: int) -> Tensor:
@@ -335,7 +358,7 @@ def times(
                 if products[0].keeps_order(x_rows, [s]):
                     call = lambda i, s=s: multiply(products[i % count], x, [y], [s], [0])  # noqa: E731
                     graphs[name] = (graph(call, launches), launches)
-            if x_rows >= 256:
+            if x_rows >= 256 or zeros:
                 decoded = torch.empty_like(weight)
 
                 def decode_first(i: int, x: Tensor = x, decoded: Tensor = decoded) -> None:
@@ -457,6 +480,8 @@ def main() -> None:
             times(LLAMA, (17, 32, 64, 128, 192, 256, 512, 1024, 2048, *MAX_ROWS))
         elif mode == "most":
             times(LLAMA, (2048, *MAX_ROWS))
+        elif mode.startswith("exceptions"):
+            exceptions(mode.partition("=")[2])
         elif mode == "image":
             times(IMAGE, (512, 4096, 4608), summed=IMAGE)
         elif mode == "splits":

@@ -15,7 +15,8 @@ __device__ inline u64 random_bits(u64 s) {
 // Modes. 0: N(0, 0.02^2); 1: a sigma for each row, heavy tails; 2: random bits, all patterns; 3:
 // like 0, but one weight of 1000 has any finite size; 4: N(0, 1); 5: like 0 with infinities, NaN
 // and zeros; 6: like 4 with infinities and NaN in some rows; 7: like 0, every third row zero.
-__global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode) {
+// `zeros`: in mode 0 one weight of this many is zero; none, if it is 0.
+__global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode, u32 zeros) {
     for (u64 i = blockIdx.x * u64(blockDim.x) + threadIdx.x; i < u64(rows) * columns;
          i += u64(gridDim.x) * blockDim.x) {
         const u64 z = random_bits(random_bits(seed) + i), z2 = random_bits(z + 1);
@@ -24,6 +25,7 @@ __global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode) {
         float sigma = mode == 4 || mode == 6 ? 1.f : 0.02f;
         if (mode == 1) sigma *= expf(0.6f * sinf(row * 12.9898f)) * (u32(z2) % 64 ? 1.f : 8.f);
         u16 w = to_bf16(sigma * sqrtf(-2 * logf(fminf(u, 0.9999999f))) * cospif(2 * v));
+        if (mode == 0 && zeros && u32(z2) % zeros == 0) w = 0;
         if (mode == 2) w = u16(z2);
         if (mode == 3 && u32(z2) % 1000 == 0)
             w = u16(z2 >> 32) & 0x80FF | u16((z2 >> 48) % 160) << 7;
@@ -36,9 +38,10 @@ __global__ void fill(u16* to, u32 rows, u32 columns, u64 seed, int mode) {
         to[i] = w;
     }
 }
+static u32 zeros = 0;
 static u16* make_weights(u32 rows, u32 columns, u64 seed, int mode) {
     u16* to = allocate<u16>(u64(rows) * columns);
-    fill<<<1024, 256>>>(to, rows, columns, seed, mode);
+    fill<<<1024, 256>>>(to, rows, columns, seed, mode, zeros);
     CUDA(cudaDeviceSynchronize());
     return to;
 }

@@ -88,6 +88,7 @@ class ModelPatcher:
         self.pinned: set[str] = set()
         self.patches_uuid = object()
         self.replaced: list[str] = []
+        self.limit = 0.0
         model.__dict__.setdefault("model_loaded_weight_memory", 0)
         model.__dict__.setdefault("current_weight_patches_uuid", None)
 
@@ -109,8 +110,9 @@ class ModelPatcher:
             for name, layer in layers
         ]
 
-    def load(self, offloaded: Any = ()) -> None:
+    def load(self, offloaded: Any = (), lowvram_model_memory: float = 0) -> None:
         """Loads all layers but some."""
+        self.limit = lowvram_model_memory
         counted = 0
         for _, size, name, layer, parameters in self._load_list():
             is_offloaded = name in offloaded
@@ -210,6 +212,7 @@ def install(models: Path) -> Any:
             "get_offload_stream": lambda device: None,
             "sync_stream": lambda device, stream: None,
             "OOM_EXCEPTION": torch.OutOfMemoryError,
+            "soft_empty_cache": lambda: None,
             "throw_exception_if_processing_interrupted": lambda: None,
         },
         "model_patcher": {"ModelPatcher": ModelPatcher, "LowVramPatch": LowVramPatch},

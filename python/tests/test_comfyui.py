@@ -348,6 +348,7 @@ def test_sizes_are_exact_for_a_part(node: Any, state: Any, monkeypatch: Any) -> 
     found.load(offloaded=["inner.linear"])
     there = [value for value in found.model.state_dict().values() if value.is_cuda]
     assert found.model.model_loaded_weight_memory == sum(value.nbytes for value in there)
+    assert found.model.inner.linear.patch._there[0] == found.load_device
     assert len(there) == 5 and is_patched(found, found.load_device, 0.125)
     found.load()
     there = [*found.model.state_dict().values()]
@@ -355,8 +356,110 @@ def test_sizes_are_exact_for_a_part(node: Any, state: Any, monkeypatch: Any) -> 
     assert found.model.inner.linear.is_packed and not Management.pinned
 
 
+@pytest.mark.gpu
+def test_a_weight_is_packed_for_products_with_few_rows_of_x(
+    node: Any, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Management, "is_gpu", True)
+    found, gpu = patcher(node, state), torch.device("cuda", 0)
+    found.load_device = gpu
+    found.load()
+    layer, x = found.model.inner.linear, input_of(torch.bfloat16).to(gpu)
+    expected = nn.functional.linear(
+        x, weights()[KEY].to(gpu), weights()["inner.linear.bias"].to(gpu)
+    )
+    stored = layer.weight.nbytes
+    many = x.flatten(0, -2).repeat(100, 1)[:17]
+    layer(many)
+    assert layer.weight.nbytes == stored and not layer.is_few
+    assert same(layer(x), expected) and layer.weight.nbytes > stored
+
+    def check() -> None:
+        there = sum(value.nbytes for value in found.model.state_dict().values())
+        assert found.model.model_loaded_weight_memory == found.model_size() == there
+
+    check()
+    found.unpatch_model(torch.device("cpu"))
+    assert layer.is_compressed and layer.weight.nbytes <= stored
+    found.load()
+    assert layer.weight.nbytes > stored and same(layer(x), expected)
+    check()
+    found.patches, found.patches_uuid = {KEY: [(0.125, None)]}, object()
+    found.load()
+    assert layer.is_packed and is_patched(found, gpu, 0.125)
+    check()
+    found.unpatch_model()
+    found.patches, found.patches_uuid = {}, object()
+    found.load()
+    assert not layer.is_packed and same(layer(x), expected)
+    check()
+
+
+class Matrices:
+    """Patches of ComfyUI have matrices in a tuple, with others that are None."""
+
+    weights = (torch.zeros(1000, 4), torch.zeros(4, 1000), None)
+
+
+def test_comfyui_is_told_what_each_use_of_an_offloaded_weight_takes(node: Any, state: Any) -> None:
+    found = patcher(node, state)
+    layer = found.model.inner.linear
+    stored, numbers, bias = layer.host.nbytes, layer.host.numel(), layer.bias.nbytes
+    listed = {name: (each, size) for each, size, name, *_ in found._load_list()}
+    assert listed["inner.linear"] == (stored + 2 * numbers + bias, stored + bias)
+    found.patches = {KEY: [(0.125, None)]}
+    listed = {name: each for each, _, name, *_ in found._load_list()}
+    # In F32: the weight, the product of the LoRA's matrices, and that times its strength.
+    assert listed["inner.linear"] == stored + (2 + 2 + 3 * 4) * numbers + bias
+
+
+def test_the_matrices_of_a_lora_take_memory_if_a_part_is_offloaded(node: Any, state: Any) -> None:
+    found = patcher(node, state)
+    size, taken = found.model_size(), 2 * 4000 * 4
+    found.patches = {KEY: [(0.125, Matrices())]}
+    found._told = found._sizes()
+    for limit, expected in ((size - 1, size - 1 - taken), (taken // 2, 0.1), (size, size), (0, 0)):
+        found.load(offloaded=["inner.linear"], lowvram_model_memory=limit)
+        found.unpatch_model()
+        assert found.limit == expected
+
+
+@pytest.mark.gpu
+def test_no_lora_is_left_out_because_memory_is_short(
+    node: Any, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Management, "is_gpu", True)
+    monkeypatch.setattr("df11_node.patching.sum_bytes", lambda *_: 1 << 50)
+    found = on_gpu(node, state, torch.device("cuda", 0), 0.125)
+    found.load()
+    assert not found.model.inner.linear.is_packed
+    with pytest.raises(torch.OutOfMemoryError):
+        value_of(found, found.load_device)
+
+
 def no_memory(*_: Any) -> None:
     raise torch.OutOfMemoryError
+
+
+def test_a_layer_computes_again_once_memory_is_in_one_piece(
+    node: Any, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = loaded(node, state).inner.linear, input_of(torch.bfloat16)
+    expected, compute, calls = layer(x), type(layer).compute, []
+
+    def computed(*args: Any) -> torch.Tensor:
+        calls.append("compute")
+        return compute(*args) if "join" in calls else no_memory()
+
+    monkeypatch.setattr(type(layer), "compute", computed)
+    management = "comfy.model_management.soft_empty_cache"
+    monkeypatch.setattr(management, lambda: calls.append("join"))
+    assert same(layer(x), expected) and calls == ["compute", "join", "compute"]
+    calls.clear()
+    monkeypatch.setattr(management, lambda: None)
+    with pytest.raises(torch.OutOfMemoryError):
+        layer(x)
+    assert calls == ["compute", "compute"]
 
 
 @pytest.mark.parametrize("packs", [lambda value: None, no_memory])
@@ -463,10 +566,10 @@ def test_the_matrices_of_a_lora_are_moved_once(node: Any) -> None:
     lora = Adapter({"key"}, (torch.ones(2, 2), None, 0.5))
     other = torch.ones(3, 3)
     patch = patching.Patch(KEY, [(1.0, lora, 0.5), (1.0, other)], late=None)
-    there = patch._on(torch.device("meta"))
+    there = patch.on(torch.device("meta"))
     (_, adapter, half), (_, merged) = there
     assert adapter.weights[0].is_meta and adapter.weights[1:] == (None, 0.5) and half == 0.5
-    assert merged is other and patch._on(torch.device("meta")) is there
+    assert merged is other and patch.on(torch.device("meta")) is there
 
 
 def test_other_functions_of_weights_come_after_a_lora(node: Any, state: Any) -> None:

@@ -62,9 +62,24 @@ pub(super) fn crossover(context: &CudaContext) -> Result<[u64; 2]> {
     Ok(known.map_or(OTHERS, |&(_, crossover)| crossover))
 }
 
+/// One of this many weights may be an exception without an effect on the choice.
+const FEW: u64 = 4096;
+
+/// The fewest rows of x for which decoding is faster, `rows` without exceptions, for a matrix in
+/// the fast layout. Each exception costs a product time for each band of rows of x, and decoding
+/// costs it once. On an H200, decoding is faster from some 500 rows on with one exception for 2,048
+/// weights, from 250 with one for 1,024, and from 120 with one for 512
+/// (`benches/record/2026-11-30-exceptions-h200.md`).
+pub(super) fn with_exceptions(rows: u64, weights: u64, exceptions: u64) -> u64 {
+    if exceptions <= weights / FEW {
+        return rows;
+    }
+    rows.min(weights / exceptions / 4).max(1)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{KNOWN, OTHERS};
+    use super::{KNOWN, OTHERS, with_exceptions};
     use crate::gpu::linear::tile64::TILE64_CLASSES;
 
     /// As stored, more rows take several launches, each of which decodes all weights again.
@@ -74,5 +89,13 @@ mod tests {
         for [rows, _] in KNOWN.map(|(_, rows)| rows).into_iter().chain([OTHERS]) {
             assert!(rows <= most + 1, "{rows} rows as stored");
         }
+    }
+
+    #[test]
+    fn more_exceptions_are_decoded_from_fewer_rows_on() {
+        const WEIGHTS: u64 = 4096 * 4096;
+        let of = |every: u64| with_exceptions(3073, WEIGHTS, WEIGHTS / every);
+        assert_eq!([16_384, 4096, 4095, 1024, 256].map(of), [3073, 3073, 1023, 256, 64]);
+        assert_eq!(with_exceptions(3073, WEIGHTS, WEIGHTS), 1);
     }
 }

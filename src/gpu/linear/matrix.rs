@@ -6,6 +6,7 @@ use std::{fmt::Display, ops::Range, sync::Arc};
 
 use cudarc::driver::sys::CUdeviceptr;
 
+use super::crossover::with_exceptions;
 use super::fast::{FastArrays, Strips};
 use super::task::{self, LinearMatrix, STRIP_ROWS, TILE_COLUMNS, tiles_across};
 use crate::encoding::tile::{RECORD_BYTES, TileSizes};
@@ -270,6 +271,18 @@ impl Matrix {
         match &self.arrays {
             MatrixArrays::Stored(_) => None,
             MatrixArrays::Fast(fast) => Some(fast.exceptions),
+        }
+    }
+
+    /// The fewest rows of x for which decoding it first is faster; `stored` and `fast` are those of
+    /// its GPU.
+    pub(super) fn crossover_rows(&self, [stored, fast]: [u64; 2]) -> u64 {
+        match &self.arrays {
+            MatrixArrays::Stored(_) => stored,
+            MatrixArrays::Fast(arrays) => {
+                let weights = arrays.strips.rows * arrays.strips.columns;
+                with_exceptions(fast, weights, arrays.exceptions)
+            }
         }
     }
 

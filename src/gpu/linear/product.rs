@@ -7,7 +7,7 @@ use super::launch::{Call, LinearInput, LinearOutput, ProductLaunch};
 use super::{kernels::too_little_shared_memory, matrix::Matrix};
 use crate::Result;
 use crate::gpu::status::{Status, check_contexts};
-use crate::gpu::{device::Device, fault::refuse, needs::Residence};
+use crate::gpu::{device::Device, fault::refuse};
 
 const WORKSPACE_ALIGNMENT: u64 = 16;
 
@@ -57,11 +57,7 @@ impl Linear {
         if launches.iter().any(|launch| launch.max_rows == 0) {
             return Err(too_little_shared_memory());
         }
-        let [stored, fast] = kernels.crossover;
-        let crossover = matrices.iter().map(|matrix| match matrix.residence() {
-            Residence::Stored => stored,
-            Residence::Fast => fast,
-        });
+        let crossover = matrices.iter().map(|matrix| matrix.crossover_rows(kernels.crossover));
         let crossover_rows = crossover.min().unwrap_or(1);
         Ok(Self { matrices: matrices.to_vec(), launches, crossover_rows })
     }
@@ -78,9 +74,10 @@ impl Linear {
 
     /// The approximate number of rows of x from which it is faster to decode the matrices
     /// ([`Matrix::decode_into_raw`]) and multiply with a BLAS library. A table by GPU and
-    /// residence, from times on an H100 and an H200; estimated for other GPUs. For several matrices
-    /// it is the smallest of their numbers. `linear_bench crossover` in `kernels/bench` measures
-    /// it.
+    /// residence, from times on an H100 and an H200; estimated for other GPUs. In the fast layout
+    /// it is less if more than one of 4,096 weights is an [exception](Matrix::exceptions). For
+    /// several matrices it is the smallest of their numbers. `linear_bench crossover` in
+    /// `kernels/bench` measures it.
     pub fn crossover_rows(&self) -> u64 {
         self.crossover_rows
     }
