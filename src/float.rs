@@ -8,7 +8,7 @@
 //! ```
 //! BF16 in `tile` is split too, as in [`bf16`](crate::bf16).
 
-use crate::Dtype;
+use crate::{Dtype, bf16};
 
 /// Weights of a unit, whose kept bits are packed together.
 pub(crate) const UNIT: usize = 8;
@@ -173,30 +173,79 @@ pub(crate) trait Float {
         }
     }
 
-    /// Joins a unit of its placed exponents and the bytes of its kept bits.
+    /// Joins the exponents of a unit with its kept bits, at an index of packed units. The exponents
+    /// stand where those of BF16 do; those of weights of one byte are [bare](bare_exponents).
     ///
     /// Q: Why is this fast? It undoes the steps of packing, word by word. And words are loaded from
     /// where they are: a copy would be read before it has left the core.
     #[inline]
-    fn join(placed: &[u8; 2 * UNIT], packed: &[u8], unit: &mut [u8]) {
-        let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
-        let [first, second] = [0, 8].map(|at| load(placed, at) >> 7 & in_each(16, 0xFF));
+    fn join(exponents: &[u8], packed: &[u8], index: usize, unit: &mut [u8]) {
+        let room = 8 * Self::SPLIT.bytes() as u32;
+        if Self::SPLIT.kept_bits() == 8 {
+            let packed = &packed[UNIT * index..][..UNIT];
+            let is_bf16 = Self::SPLIT.is_bf16();
+            let join = if is_bf16 { join_bf16 } else { join_bytes::<Self> };
+            return join(exponents, packed, unit);
+        }
         for (at, word) in unit.as_chunks_mut().0.iter_mut().enumerate() {
             let exponents = match room {
-                8 => gather(first, 16, 8) | gather(second, 16, 8) << 32,
-                16 => [first, second][at],
-                _ => spread([first, second][at / 2] >> (32 * (at % 2)) & 0xFFFF_FFFF, 16, 32),
+                8 => load(exponents, 0),
+                16 => load(exponents, 8 * at) >> 7 & in_each(16, 0xFF),
+                _ => {
+                    spread(load(exponents, 8 * (at / 2)) >> (32 * (at % 2) + 7) & 0xFF_00FF, 16, 32)
+                }
             };
-            let bit = at * Self::WORD_BITS;
-            let start = (bit / 8).min(packed.len().saturating_sub(8));
-            let bits = load(packed, start) >> (bit - 8 * start);
-            let kept = spread(bits & ((1 << Self::WORD_BITS) - 1), own, room);
-            let sign = (kept & in_each(room, 1 << (own - 1))) << (room - own);
-            let magnitude = (kept & in_each(room, Self::MAGNITUDE)) << Self::SPLIT.zero_bits();
-            let joined = sign | exponents << Self::SPLIT.mantissa_bits() | magnitude;
-            *word = joined.to_le_bytes();
+            let first_bit = UNIT * Self::SPLIT.kept_bits() as usize * index;
+            let kept = Self::unpack(packed, first_bit + at * Self::WORD_BITS);
+            *word = (exponents << Self::SPLIT.mantissa_bits() | kept).to_le_bytes();
         }
     }
+
+    /// A word of weights without their exponents, whose kept bits start at a bit.
+    #[inline]
+    fn unpack(packed: &[u8], bit: usize) -> u64 {
+        let (room, own) = (8 * Self::SPLIT.bytes() as u32, Self::SPLIT.kept_bits());
+        let start = (bit / 8).min(packed.len().saturating_sub(8));
+        let bits = load(packed, start) >> (bit - 8 * start);
+        let kept = spread(bits & ((1 << Self::WORD_BITS) - 1), own, room);
+        let [sign, top] = [own, room - Self::SPLIT.zero_bits()].map(|bits| 1 << (bits - 1));
+        // A sign is carried to its place by a sum.
+        let kept = kept + in_each(room, top - sign);
+        (kept & in_each(room, top | Self::MAGNITUDE)) << Self::SPLIT.zero_bits()
+    }
+}
+
+/// Takes exponents out of words in which they stand where those of BF16 do.
+#[inline]
+pub(crate) fn bare_exponents(placed: &[u8], exponents: &mut [u8]) {
+    for (exponent, word) in exponents.iter_mut().zip(placed.as_chunks().0) {
+        *exponent = bf16::exponent(u16::from_le_bytes(*word));
+    }
+}
+
+/// Joins the placed exponents of a unit with kept bits that are a byte for each weight.
+#[inline]
+fn join_bytes<F: Float + ?Sized>(placed: &[u8], packed: &[u8], unit: &mut [u8]) {
+    let each = F::SPLIT.bytes();
+    let weights = unit.chunks_exact_mut(each).zip(placed.as_chunks().0).zip(packed);
+    for ((weight, word), kept) in weights {
+        let joined = F::SPLIT.weight(bf16::exponent(u16::from_le_bytes(*word)), u32::from(*kept));
+        weight.copy_from_slice(&joined.to_le_bytes()[..each]);
+    }
+}
+
+/// Joins the placed exponents of a unit of BF16 with its plane.
+///
+/// Q: Why byte by byte? A vector of 16, in which each byte of the plane stands twice. In words the
+/// compiler makes vectors only of references, and not of all; of bytes it makes them of any.
+#[inline]
+fn join_bf16(placed: &[u8], plane: &[u8], unit: &mut [u8]) {
+    const EXPONENT: [u8; 2] = 0x7F80_u16.to_le_bytes();
+    let placed: &[u8; 2 * UNIT] = placed.try_into().expect("exponents of a unit");
+    let plane: &[u8; UNIT] = plane.try_into().expect("the plane of a unit");
+    let joined: [u8; 2 * UNIT] =
+        std::array::from_fn(|at| placed[at] & EXPONENT[at % 2] | plane[at / 2] & !EXPONENT[at % 2]);
+    unit.copy_from_slice(&joined);
 }
 
 /// Computes a byte of each weight, as many as there is room for.
@@ -345,8 +394,16 @@ pub(crate) mod tests {
             let placed =
                 exponents.map(|exponent| (u16::from(exponent) << 7 | 0x807F).to_le_bytes());
             let mut joined = vec![0; unit.len()];
-            F::join(placed.as_flattened().try_into().unwrap(), &packed, &mut joined);
-            assert_eq!(joined, unit);
+            let mut exponents = placed.as_flattened().to_vec();
+            if each == 1 {
+                exponents.truncate(UNIT);
+                bare_exponents(placed.as_flattened(), &mut exponents);
+            }
+            let twice = [&packed[..], &packed].concat();
+            for (packed, index) in [(&packed, 0), (&twice, 0), (&twice, 1)] {
+                F::join(&exponents, packed, index, &mut joined);
+                assert_eq!(joined, unit);
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use crate::{
         CodedSizes, DecodeArrays, ReadArrays, ReadBase, SECTION_BITSTREAM, SECTION_CODEBOOK,
         SECTION_INDEX, Scratch, check_range,
     },
-    huffman::bits::{is_zero_from, peek_at_end},
+    huffman::bits::{PEEK_BITS, is_zero_from, peek_at_end},
     parallel,
 };
 
@@ -25,6 +25,8 @@ const SKIPPED_ELEMENTS: u64 = 1 << 15;
 /// Entries of all contexts, and more: any `u16` names one, which spares a check.
 const ENTRIES: usize = 1 << u16::BITS;
 const _: () = assert!(MAX_CONTEXTS << FREQUENCY_BITS <= ENTRIES);
+/// Tokens whose raw bits one load has.
+const RAW_TOKENS: usize = PEEK_BITS / u16::BITS as usize;
 /// The token of a context without tokens.
 const NONE: u8 = u8::MAX >> 1;
 
@@ -320,13 +322,19 @@ impl<'a> OpenSegment<'a> {
         for (tokens, differences) in parts.zip(differences.as_chunks_mut::<LOOKED_AT>().0) {
             let mut rest = with_raw_bits(tokens);
             while rest != 0 {
-                let at = rest.trailing_zeros() as usize % LOOKED_AT;
-                rest &= rest - 1;
-                let kind = KINDS[usize::from(tokens[at]) % KINDS.len()];
-                is_none |= kind.is_none;
-                let raw = self.peek() & ((1 << kind.bits) - 1);
-                self.bit += usize::from(kind.bits);
-                differences[at] = kind.least + raw as u16;
+                let mut raw = self.peek();
+                for _ in 0..RAW_TOKENS {
+                    let at = rest.trailing_zeros() as usize % LOOKED_AT;
+                    let kind = KINDS[usize::from(tokens[at])];
+                    is_none |= kind.is_none;
+                    differences[at] = kind.least + (raw as u16 & kind.mask);
+                    raw >>= kind.bits % u64::BITS as u8;
+                    self.bit += usize::from(kind.bits);
+                    rest &= rest - 1;
+                    if rest == 0 {
+                        break;
+                    }
+                }
             }
         }
         Error::unless(!is_none, || corrupt(self.at, "a weight has a context without tokens"))

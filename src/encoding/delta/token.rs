@@ -79,19 +79,21 @@ pub(super) const fn differences_of(token: u8) -> (u16, u32) {
 pub(super) struct Kind {
     /// The smallest one.
     pub(super) least: u16,
-    /// The number of raw bits that are added to it.
+    /// The number of raw bits that are added to it, and as many bits set.
     pub(super) bits: u8,
+    pub(super) mask: u16,
     /// Whether there is no such token.
     pub(super) is_none: bool,
 }
 
 /// By token; bytes that are not tokens have an entry too.
-pub(super) const KINDS: [Kind; 1 << TOKEN_BITS] = {
-    let mut kinds = [Kind { least: 0, bits: 0, is_none: true }; 1 << TOKEN_BITS];
+pub(super) const KINDS: [Kind; 1 << u8::BITS] = {
+    let mut kinds = [Kind { least: 0, bits: 0, mask: 0, is_none: true }; 1 << u8::BITS];
     let mut token = 0;
     while token < TOKENS {
         let (least, bits) = differences_of(token as u8);
-        kinds[token] = Kind { least, bits: bits as u8, is_none: false };
+        let mask = ((1u32 << bits) - 1) as u16;
+        kinds[token] = Kind { least, bits: bits as u8, mask, is_none: false };
         token += 1;
     }
     kinds

@@ -1,5 +1,4 @@
-//! Decodes one tile: decodes and checks its lanes, stages them, joins them with the plane, and
-//! stores them row by row.
+//! Decodes one tile: decodes and checks its lanes, and stages them to be joined with the plane.
 //!
 //! A regular tile's exponents are decoded lane by lane, and stored row by row:
 //!
@@ -24,17 +23,15 @@
 //! | the plane not looked at [`Ahead`] | 0.89 | 0.95 |
 //! | the bits of the next tile not looked at ahead | 1.03 | 1.03 |
 
-use std::{hint::black_box, ops::Range};
+use std::hint::black_box;
 
 use super::{
-    geometry::{BAND_ROWS, LANE_UNITS, LANES, Places, RECORD_BYTES, ROW_LANES, Tile, UNIT},
+    geometry::{BAND_ROWS, LANE_UNITS, LANES, Places, RECORD_BYTES, Tile, UNIT},
     lanes::{Lookup, Misread, Placed, Step, Window},
+    plane::{BandBuffer, LaneUnits, Seen, put_partial, step_plane},
     record::Lengths,
 };
-use crate::{Error, Result, bf16};
-
-/// The units of each lane of a tile.
-type LaneUnits = [[Placed; LANE_UNITS]; LANES];
+use crate::{Error, Result, bf16, float::Float};
 
 /// A tile with its bits.
 pub(super) struct CodedTile<'a> {
@@ -55,7 +52,7 @@ pub(super) struct CodedTile<'a> {
 impl CodedTile<'_> {
     /// Decodes the tile to `weights`, where its first weight comes first and rows are this many
     /// weights apart.
-    pub(super) fn decode(
+    pub(super) fn decode<F: Float>(
         &self,
         lookup: &Lookup,
         stage: &mut BandBuffer,
@@ -64,13 +61,16 @@ impl CodedTile<'_> {
         stride: usize,
     ) -> Result<()> {
         let tile = Tile { stride, ..self.tile };
-        if let Some(places) = tile.places() {
-            return self.regular(lookup, places, stage, plane, weights);
-        }
-        let mut lanes = [[[0; 2 * UNIT]; LANE_UNITS]; LANES];
-        self.partial::<false>(lookup, &mut lanes)?;
-        merge_partial(tile, &lanes, plane, weights);
-        Ok(())
+        let seen = if let Some(places) = tile.places() {
+            self.regular::<F>(lookup, places, stage, plane, weights)?
+        } else {
+            let mut lanes = [[[0; 2 * UNIT]; LANE_UNITS]; LANES];
+            self.partial::<false>(lookup, &mut lanes)?;
+            put_partial::<F>(tile, &lanes, plane, weights)
+        };
+        Error::unless(seen.suits::<F>(), || {
+            self.bad_bits(0, "a weight has an exponent that its dtype has not")
+        })
     }
 
     /// Checks all that is to be checked of a tile.
@@ -100,30 +100,34 @@ impl CodedTile<'_> {
 
     /// Decodes a tile in which every lane has as many units: rows of one band are put while the
     /// next one is decoded.
-    fn regular(
+    fn regular<F: Float>(
         &self,
         lookup: &Lookup,
         places: Places,
         stage: &mut BandBuffer,
         plane: &[u8],
         weights: &mut [u8],
-    ) -> Result<()> {
-        let mut bits = *self.lane_starts();
+    ) -> Result<Seen> {
+        let (mut bits, mut seen) = (*self.lane_starts(), Seen::default());
         let mut ahead = Ahead::new(plane, self.rest);
         let parts = 2 * places.pairs;
         for band in 0..places.bands {
             for part in 0..parts {
                 self.half_step::<false>(lookup, &mut bits, stage.step(band, part / 2), part % 2)?;
-                ahead.look(band * parts + part);
+                if part % 2 == 1 {
+                    stage.end_step::<F>(band, part / 2, &mut seen);
+                }
+                ahead.look::<F>(band * parts + part);
                 if band > 0 {
                     let rows = BAND_ROWS * part / parts..BAND_ROWS * (part + 1) / parts;
-                    stage.put(places, band - 1, rows, plane, weights);
+                    stage.put::<F>(places, (band - 1, rows), plane, weights);
                 }
             }
         }
-        stage.put(places, places.bands - 1, 0..BAND_ROWS, plane, weights);
+        stage.put::<F>(places, (places.bands - 1, 0..BAND_ROWS), plane, weights);
         ahead.finish();
-        self.check_ends(&bits)
+        self.check_ends(&bits)?;
+        Ok(seen)
     }
 
     /// Where the pairs of all lanes of such a tile end.
@@ -206,20 +210,6 @@ impl CodedTile<'_> {
     }
 }
 
-fn merge_partial(tile: Tile, lanes: &LaneUnits, plane: &[u8], weights: &mut [u8]) {
-    let mut taken = [0; LANES];
-    let mut rest = plane;
-    tile.units().for_each(|(lane, unit)| {
-        let plane = rest.split_off(..unit.count).unwrap_or_default();
-        let placed = lanes[lane].as_flattened().as_chunks::<2>().0[taken[lane]..].iter();
-        let weights = weights[2 * unit.at..2 * (unit.at + unit.count)].as_chunks_mut::<2>().0;
-        for ((weight, placed), plane) in weights.iter_mut().zip(placed).zip(plane) {
-            *weight = join(*placed, *plane);
-        }
-        taken[lane] += unit.count;
-    });
-}
-
 /// Whether the last of a lane's pairs is one exponent twice.
 fn is_twice(lane: &[Placed; LANE_UNITS], pairs: usize) -> bool {
     let weights = lane.as_flattened().as_chunks::<2>().0;
@@ -227,103 +217,6 @@ fn is_twice(lane: &[Placed; LANE_UNITS], pairs: usize) -> bool {
     exponent(2 * pairs - 2) == exponent(2 * pairs - 1)
 }
 
-/// Bytes of a unit's weights.
-const UNIT_BYTES: usize = 2 * UNIT;
-/// Bytes of the weights that four lanes have side by side.
-const RUN_BYTES: usize = ROW_LANES * UNIT_BYTES;
-/// Bytes of a step's plane.
-const STEP_PLANE: usize = 2 * UNIT * LANES;
-/// Steps of a whole narrow tile's band, and the weights of its rows that a step has.
-const STEPS: usize = 4;
-const PAIR: usize = 2 * UNIT * ROW_LANES;
-/// The exponent bits of a weight.
-const EXPONENT: u16 = 0x7F80;
-
-/// Two bands of a tile, 8 KiB.
-#[repr(align(64))]
-pub(super) struct BandBuffer {
-    bands: [[Step; STEPS]; 2],
-}
-
-impl BandBuffer {
-    pub(super) const fn new() -> Self {
-        Self { bands: [[[[[0; UNIT_BYTES]; 2]; LANES]; STEPS]; 2] }
-    }
-
-    /// The place of a step; the band two before has it no longer.
-    #[inline]
-    fn step(&mut self, band: usize, k: usize) -> &mut Step {
-        &mut self.bands[band % 2][k]
-    }
-
-    /// Puts some rows of a band to their places, joined with the tile's plane.
-    #[inline]
-    fn put(
-        &self,
-        places: Places,
-        band: usize,
-        rows: Range<usize>,
-        plane: &[u8],
-        weights: &mut [u8],
-    ) {
-        let steps = &self.bands[band % 2][..places.pairs];
-        let signs =
-            &plane.as_chunks::<STEP_PLANE>().0[band * places.pairs..(band + 1) * places.pairs];
-        for row in rows {
-            let weights = &mut weights[2 * (band * places.band + row * places.group)..];
-            // Whole narrow tiles, by a loop whose end is known.
-            match (<&[_; STEPS]>::try_from(steps), <&[_; STEPS]>::try_from(signs), places.pair) {
-                (Ok(steps), Ok(signs), PAIR) => put_row(steps, signs, row, PAIR, weights),
-                _ => put_row(steps, signs, row, places.pair, weights),
-            }
-        }
-    }
-}
-
-#[inline]
-fn put_row(
-    steps: &[Step],
-    signs: &[[u8; STEP_PLANE]],
-    row: usize,
-    pair: usize,
-    weights: &mut [u8],
-) {
-    for (k, (step, plane)) in steps.iter().zip(signs).enumerate() {
-        let lanes = &step.as_chunks::<ROW_LANES>().0[row];
-        let planes =
-            &plane.as_chunks::<UNIT>().0.as_chunks::<2>().0.as_chunks::<ROW_LANES>().0[row];
-        for half in 0..2 {
-            let at = (2 * k + half) * pair;
-            let units = weights[at..at + RUN_BYTES].as_chunks_mut::<UNIT_BYTES>().0;
-            for ((unit, lane), plane) in units.iter_mut().zip(lanes).zip(planes) {
-                *unit = join_unit(&lane[half], &plane[half]);
-            }
-        }
-    }
-}
-
-/// Eight weights of their placed exponents and their plane, byte by byte: a vector of 16, in which
-/// each byte of the plane stands twice. In words the compiler made vectors only of references; of
-/// bytes it makes them of either.
-#[inline]
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "by value, a tile takes 7 % more instructions"
-)]
-fn join_unit(placed: &Placed, plane: &[u8; UNIT]) -> [u8; UNIT_BYTES] {
-    const EXPONENTS: [u8; 2] = EXPONENT.to_le_bytes();
-    std::array::from_fn(|at| placed[at] & EXPONENTS[at % 2] | plane[at / 2] & !EXPONENTS[at % 2])
-}
-
-/// A weight of its placed exponent and its plane byte.
-#[inline]
-fn join(placed: [u8; 2], plane: u8) -> [u8; 2] {
-    let twice = u16::from_le_bytes([plane; 2]);
-    (u16::from_le_bytes(placed) & EXPONENT | twice & !EXPONENT).to_le_bytes()
-}
-
-/// Bytes of the plane of half a step.
-const AHEAD_PLANE: usize = 256;
 /// Bytes of the following bits that are looked at meanwhile: in all those of 4 bits per weight.
 const AHEAD_STREAM: usize = 128;
 const LINE: usize = 64;
@@ -349,10 +242,10 @@ impl<'a> Ahead<'a> {
     /// Looks at the next lines: the plane of this half step, and as large a part of the following
     /// bits as of the tile.
     #[inline]
-    fn look(&mut self, half_step: usize) {
-        if let Some(plane) = self.plane.get(half_step * AHEAD_PLANE..(half_step + 1) * AHEAD_PLANE)
-        {
-            self.seen |= plane[0] | plane[LINE] | plane[2 * LINE] | plane[3 * LINE];
+    fn look<F: Float>(&mut self, half_step: usize) {
+        let bytes = step_plane::<F>() / 2;
+        if let Some(plane) = self.plane.get(half_step * bytes..(half_step + 1) * bytes) {
+            self.seen |= plane.iter().step_by(LINE).fold(0, |seen, byte| seen | byte);
         }
         if let Some(stream) =
             self.stream.get(half_step * AHEAD_STREAM..(half_step + 1) * AHEAD_STREAM)

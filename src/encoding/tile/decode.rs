@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use super::{
     codebook::Codebook,
-    coded::{BandBuffer, CodedTile},
+    coded::CodedTile,
     geometry::{LANES, MAX_TILE_BYTES, RECORD_BYTES, TILE_ELEMENTS, Tile, TileGeometry},
-    kept,
     lanes::{Lookup, Window},
+    plane::{BandBuffer, ends_with_zeros},
     record::{self, Lengths},
     sizes::{BITSTREAM, CODEBOOK, PLANE, RECORDS, TileSizes},
 };
@@ -17,7 +17,7 @@ use crate::{
         CodedSizes, DecodeArrays, ReadArrays, SECTION_BITSTREAM, SECTION_CODEBOOK, SECTION_INDEX,
         SECTION_PLANE, Scratch, decode_rows,
     },
-    float::FloatSplit,
+    float::with_float,
     huffman::bits::is_zero_from,
 };
 
@@ -58,9 +58,6 @@ impl CodedSizes for TileSizes {
         Codebook::from_bytes(&self.read_whole(arrays, CODEBOOK)?).map(drop)
     }
 }
-
-/// Stands for the plane where only exponents are wanted.
-static NO_PLANE: [u8; TILE_ELEMENTS as usize] = [0; TILE_ELEMENTS as usize];
 
 /// Consecutive strips of a tensor, with just the bytes that decoding them needs.
 struct StripArrays<'a> {
@@ -118,7 +115,7 @@ impl DecodeArrays for TileDecoder {
         let all = Wanted::elements(&self.sizes.geometry(), self.sizes.elements_of(&strips.range)?);
         self.walk(&strips, &all, |coded, plane| {
             coded.verify(&self.lookup, &mut stage)?;
-            Error::unless(kept::ends_with_zeros(self.sizes.split(), coded.tile, plane), || {
+            Error::unless(ends_with_zeros(self.sizes.split(), coded.tile, plane), || {
                 let problem = "the bits after the last weight of a unit are not zero";
                 Error::corrupt("plane", self.plane_start(&coded.tile), problem)
             })
@@ -198,15 +195,8 @@ impl TileDecoder {
         out: &mut [u8],
         stride: usize,
     ) -> Result<()> {
-        let split = self.sizes.split();
-        if split == FloatSplit::BF16 {
-            return coded.decode(&self.lookup, stage, plane, out, stride);
-        }
-        let mut placed = [0; 2 * TILE_ELEMENTS as usize];
-        coded.decode(&self.lookup, stage, &NO_PLANE, &mut placed, coded.tile.width)?;
-        Error::unless(kept::join(split, coded.tile, &placed, plane, (out, stride)), || {
-            let problem = "a weight has an exponent that its dtype has not";
-            Error::corrupt("bitstream", coded.byte, problem)
+        with_float!(self.sizes.split(), F => {
+            coded.decode::<F>(&self.lookup, stage, plane, out, stride)
         })
     }
 

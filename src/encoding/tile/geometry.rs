@@ -237,9 +237,6 @@ pub(super) struct Tile {
 pub(super) struct Unit {
     /// The first weight, counted from that of the tile, in rows of the tile's stride.
     pub(super) at: usize,
-    /// Its place in the tile.
-    pub(super) row: usize,
-    pub(super) column: usize,
     /// The number of weights, 1..=8.
     pub(super) count: usize,
 }
@@ -274,7 +271,7 @@ impl Tile {
         }
         let rest = self.width - column;
         let (at, count) = (row * self.stride + column, if rest < UNIT { rest } else { UNIT });
-        Some(Unit { at, row, column, count })
+        Some(Unit { at, count })
     }
 
     /// The places of a tile in which every lane has the same number of units, an even one in each

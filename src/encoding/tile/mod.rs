@@ -22,8 +22,8 @@ mod decode;
 mod encode;
 mod geometry;
 mod histogram;
-mod kept;
 mod lanes;
+mod plane;
 mod record;
 mod sizes;
 
