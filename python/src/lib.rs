@@ -30,7 +30,7 @@ mod _native {
         model::{Block, Model, ReadAhead, fetch_side_files, open, plan},
         raw::{
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
-            fits, pin, strips_bytes, upload, upload_cuts,
+            fits, pin, strips_bytes, upload,
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
