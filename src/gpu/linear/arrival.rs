@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::{num::NonZero, ops::Range};
+use std::{mem, num::NonZero, ops::Range};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
 use zerocopy::{IntoBytes, transmute};
@@ -200,23 +200,38 @@ struct Transit<'u> {
 }
 
 impl Transit<'_> {
-    /// Runs one reader: fills its buffers and slots with jobs in any order, and packs them in turn.
+    /// Runs one reader: fills its buffers and slots with jobs in any order. Packs each one in turn,
+    /// once the next one is on its way.
     fn run(&self, ring: &mut Ring) -> Result<()> {
         let slots = parallel::lock(&self.slots).pop().expect("each reader has some");
-        for at in (0..BUFFERS).cycle() {
+        let mut sent: Option<(usize, &Slot)> = None;
+        for (slot, at) in slots.iter().zip(0..BUFFERS).cycle() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(job) = self.jobs.get(number) else { break };
-            self.send(job, &slots[at], &mut ring[at])?;
-            let packing = parallel::lock(&self.packing);
-            let is_early = |packing: &mut Packing| packing.next.is_some_and(|next| next < number);
-            let waited = self.turn.wait_while(packing, is_early);
-            let mut packing = waited.unwrap_or_else(PoisonError::into_inner);
-            // There is no next one after a failure.
-            packing.next.ok_or(Error::Cancelled)?;
-            packing.take(self, job, &slots[at])?;
-            packing.next = Some(number + 1);
-            self.turn.notify_all();
+            let job = self.jobs.get(number);
+            if let Some(job) = job {
+                self.send(job, slot, &mut ring[at])?;
+            }
+            if let Some((number, slot)) = mem::replace(&mut sent, job.map(|_| (number, slot))) {
+                self.pack(number, slot)?;
+            }
+            if job.is_none() {
+                break;
+            }
         }
+        Ok(())
+    }
+
+    /// Waits until all earlier jobs are packed, and packs one.
+    fn pack(&self, number: usize, slot: &Slot) -> Result<()> {
+        let packing = parallel::lock(&self.packing);
+        let is_early = |packing: &mut Packing| packing.next.is_some_and(|next| next < number);
+        let waited = self.turn.wait_while(packing, is_early);
+        let mut packing = waited.unwrap_or_else(PoisonError::into_inner);
+        // There is no next one after a failure.
+        packing.next.ok_or(Error::Cancelled)?;
+        packing.take(self, &self.jobs[number], slot)?;
+        packing.next = Some(number + 1);
+        self.turn.notify_all();
         Ok(())
     }
 
