@@ -47,7 +47,7 @@ __all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", 
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
 __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "plan", "printable"]
-__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
+__all__ += ["describe", "run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 @overload
 def open(  # type: ignore[overload-overlap]  # "cpu" is a str: the first one that fits counts
@@ -242,6 +242,9 @@ def printable(text: str) -> str:
     """Text in which every character is visible: escapes control characters, invisible ones, and
     those that reorder text. Messages of the module's exceptions are already escaped.
     """
+
+def describe(model: Model, source: _Path, tensors: bool) -> str:
+    """What `df11 inspect --json` says of a model, whose weights it does not read."""
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command `df11` with these arguments, the first being its name. Returns the exit code.

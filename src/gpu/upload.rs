@@ -159,7 +159,7 @@ unsafe fn upload_cuts(
 
 /// Runs readers on threads, each with a ring, and waits for them and their copies. A failure of one
 /// sets `stop`, which the others look for.
-pub(super) fn read(
+fn read(
     device: &Device,
     readers: usize,
     stop: &AtomicBool,
@@ -192,7 +192,7 @@ pub(super) fn join_all(threads: Vec<ScopedJoinHandle<'_, Result<()>>>) -> Result
 pub(super) type Ring = [Pinned; BUFFERS];
 
 /// Makes a ring for each reader from the buffers of earlier loads, and allocates missing ones.
-fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
+pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     let mut buffers: Vec<Pinned> = {
         let mut kept = device.spare_buffers();
         let from = kept.len().saturating_sub(readers * BUFFERS);

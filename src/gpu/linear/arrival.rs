@@ -5,13 +5,14 @@
 //!   readers, any order          one copy for some strips          one after the other, in order
 //! ```
 //!
-//! Device memory besides the result: a slot per pinned buffer, the decoded weights of one slot, the
+//! Device memory besides the result: two slots per reader, the decoded weights of one slot, the
 //! exceptions of one matrix, and decode tables; less than 256 MB.
 #![expect(unsafe_code, reason = "copies and launches, each with its proof")]
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::{mem, num::NonZero, ops::Range};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::{collections::BTreeMap, num::NonZero, ops::Range, thread};
 
 use cudarc::driver::{CudaEvent, CudaStream, sys::CUdeviceptr};
 use zerocopy::{IntoBytes, transmute};
@@ -23,7 +24,7 @@ use crate::encoding::tile::{self, TileSizes};
 use crate::gpu::needs::{TensorId, array_length, arrays_of};
 use crate::gpu::stored::Tensors;
 use crate::gpu::task::{DecodeTask, TileAddresses, TileSource, TileTask, kernel_of};
-use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, read};
+use crate::gpu::upload::{BUFFERS, PIECE_BYTES, Ring, rings};
 use crate::gpu::{
     device::Device, fault::OrFault, memory::Buffer, module::DecodeLaunch, pinned::Pinned,
     status::Status,
@@ -31,6 +32,8 @@ use crate::gpu::{
 use crate::progress::{Observer, advance};
 use crate::{Error, Model, Result, Tensor, constants::ARRAY_ALIGNMENT, parallel};
 
+/// Slots per reader: one is being filled while strips in the other wait for those before them.
+const SLOTS: usize = 2;
 /// Alignment of arrays in a slot, and place of the first one.
 const PLACE: u64 = 256;
 /// Bits are copied to shared memory in units of this many bytes.
@@ -176,7 +179,7 @@ impl FastRequest<'_> {
     }
 }
 
-/// A place on the device where the strips of one pinned buffer arrive.
+/// A place on the device where strips arrive.
 struct Slot {
     address: CUdeviceptr,
     /// Done when the last copy into it is done.
@@ -185,65 +188,47 @@ struct Slot {
     used: CudaEvent,
 }
 
+/// A job whose copy has started: its index, and its slot.
+type Arrival = Result<(usize, usize)>;
+
 /// Data that the readers share.
 struct Transit<'u> {
     device: &'u Device,
     matrices: &'u [FastRequest<'u>],
     jobs: Vec<StripBatch>,
     next: AtomicUsize,
-    /// Those of each reader's buffers.
-    slots: Mutex<Vec<[Slot; BUFFERS]>>,
-    packing: Mutex<Packing>,
-    /// Told when another job has its turn.
-    turn: Condvar,
+    slots: Vec<Slot>,
+    free: Mutex<Receiver<usize>>,
     observer: &'u dyn Observer,
 }
 
 impl Transit<'_> {
-    /// Runs one reader: fills its buffers and slots with jobs in any order. Packs each one in turn,
-    /// once the next one is on its way.
-    fn run(&self, ring: &mut Ring) -> Result<()> {
-        let slots = parallel::lock(&self.slots).pop().expect("each reader has some");
-        let mut sent: Option<(usize, &Slot)> = None;
-        for (slot, at) in slots.iter().zip(0..BUFFERS).cycle() {
+    /// Runs one reader: it takes jobs while there are some and somebody wants them; returns its
+    /// buffers.
+    fn run(&self, mut ring: Ring, arrived: &Sender<Arrival>) -> Ring {
+        let mut at = 0;
+        // Takes a slot before a job, so that the first of all jobs that have not arrived has a
+        // slot.
+        while let Some(slot) = self.free_slot() {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
-            let job = self.jobs.get(number);
-            if let Some(job) = job {
-                self.send(job, slot, &mut ring[at])?;
-            }
-            if let Some((number, slot)) = mem::replace(&mut sent, job.map(|_| (number, slot))) {
-                self.pack(number, slot)?;
-            }
-            if job.is_none() {
+            let Some(job) = self.jobs.get(number) else { break };
+            let sent = self.send(job, slot, &mut ring[at]).map(|()| (number, slot));
+            at = (at + 1) % BUFFERS;
+            let failed = sent.is_err();
+            if arrived.send(sent).is_err() || failed {
                 break;
             }
         }
-        Ok(())
+        ring
     }
 
-    /// Waits until all earlier jobs are packed, and packs one.
-    fn pack(&self, number: usize, slot: &Slot) -> Result<()> {
-        let packing = parallel::lock(&self.packing);
-        let is_early = |packing: &mut Packing| packing.next.is_some_and(|next| next < number);
-        let waited = self.turn.wait_while(packing, is_early);
-        let mut packing = waited.unwrap_or_else(PoisonError::into_inner);
-        // There is no next one after a failure.
-        packing.next.ok_or(Error::Cancelled)?;
-        packing.take(self, &self.jobs[number], slot)?;
-        packing.next = Some(number + 1);
-        self.turn.notify_all();
-        Ok(())
-    }
-
-    /// Ends the readers that wait for their turn.
-    fn fail(&self) {
-        parallel::lock(&self.packing).next = None;
-        self.turn.notify_all();
+    fn free_slot(&self) -> Option<usize> {
+        parallel::lock(&self.free).recv().ok()
     }
 
     /// Reads a job's bytes and starts to copy them into a slot, after the decoding from it.
-    fn send(&self, job: &StripBatch, slot: &Slot, buffer: &mut Pinned) -> Result<()> {
-        let Slot { address, filled, used } = slot;
+    fn send(&self, job: &StripBatch, slot: usize, buffer: &mut Pinned) -> Result<()> {
+        let Slot { address, filled, used } = &self.slots[slot];
         let stream = self.device.copies();
         let count = self.matrices[job.matrix].fill(job, *address, buffer.bytes()?)?;
         let action = "ordering copies and kernels";
@@ -255,23 +240,51 @@ impl Transit<'_> {
     }
 }
 
-/// Decodes and packs one job after the other.
-struct Packing {
-    /// The job whose turn it is; `None` after a failure.
-    next: Option<usize>,
+/// Decodes and packs jobs as they arrive.
+struct Packing<'u> {
+    transit: &'u Transit<'u>,
     stream: Arc<CudaStream>,
     weights: Buffer,
     packer: Packer,
     status: Status,
-    /// Of each matrix, once it is fast.
-    outcomes: Vec<Option<FastArrays>>,
 }
 
-impl Packing {
+impl Packing<'_> {
+    /// Takes all jobs in order, and gives each slot back as soon as others may be copied into it.
+    /// Returns the matrices that became fast.
+    fn run(
+        &mut self,
+        arrivals: &Receiver<Arrival>,
+        free: &Sender<usize>,
+    ) -> Result<Vec<Option<FastArrays>>> {
+        let Transit { jobs, matrices, .. } = self.transit;
+        let (mut early, mut next) = (BTreeMap::new(), 0);
+        let mut outcomes: Vec<_> = matrices.iter().map(|_| None).collect();
+        while next < jobs.len() {
+            // A reader sends its failure before it ends.
+            let Ok(arrival) = arrivals.recv() else { return Err(Error::Cancelled) };
+            let (number, slot) = arrival?;
+            early.insert(number, slot);
+            while let Some(slot) = early.remove(&next) {
+                if let Some(arrays) = self.take(&jobs[next], slot, free)? {
+                    outcomes[jobs[next].matrix] = Some(arrays);
+                }
+                next += 1;
+            }
+        }
+        self.status.check(&self.stream)?;
+        Ok(outcomes)
+    }
+
     /// Puts the decoding and packing of one job on the stream; waits after the last one of a
     /// matrix.
-    fn take(&mut self, transit: &Transit<'_>, job: &StripBatch, slot: &Slot) -> Result<()> {
-        let wanted = &transit.matrices[job.matrix];
+    fn take(
+        &mut self,
+        job: &StripBatch,
+        slot: usize,
+        free: &Sender<usize>,
+    ) -> Result<Option<FastArrays>> {
+        let wanted = &self.transit.matrices[job.matrix];
         let (sizes, action) = (wanted.sizes, "ordering copies and kernels");
         let (geometry, weights) = (sizes.geometry(), self.weights.pointer());
         let (rows, columns) = (geometry.rows(), geometry.columns());
@@ -279,7 +292,7 @@ impl Packing {
         if job.strips.start == 0 {
             self.packer.begin(&self.stream)?;
         }
-        let (kernels, kernel) = (transit.device.kernels(), kernel_of(sizes.split()));
+        let (kernels, kernel) = (self.transit.device.kernels(), kernel_of(sizes.split()));
         let launch = DecodeLaunch {
             kernel,
             fit: kernels.fit(kernel, wanted.staged_bytes)?,
@@ -287,23 +300,25 @@ impl Packing {
             task_count: 1,
             unit_count: (job.strips.end - job.strips.start) * geometry.strip_tiles(),
         };
-        self.stream.wait(&slot.filled).or_fault(action)?;
+        let Slot { address, filled, used } = &self.transit.slots[slot];
+        self.stream.wait(filled).or_fault(action)?;
         let status = self.status.device_pointer();
         // SAFETY: the slot begins with the task of its arrays, which have the sizes that the task
         // says; `weights` has room for the largest job, and only this stream uses it. All of it is
         // freed after the context is idle.
-        unsafe { kernels.decode(&self.stream, &launch, slot.address, weights, status) }?;
-        slot.used.record(&self.stream).or_fault(action)?;
+        unsafe { kernels.decode(&self.stream, &launch, *address, weights, status) }?;
+        used.record(&self.stream).or_fault(action)?;
+        // Readers that have ended want no slot.
+        free.send(slot).ok();
         // SAFETY: the decoding on the same stream has written the weights; jobs come in order, and
         // one matrix after the other.
         unsafe { self.packer.pack(&strips, &job.rows(sizes), weights, &self.stream) }?;
-        if job.is_last {
-            let most = good_exceptions(sizes.elements());
-            let memory = wanted.strips.clone();
-            let made = self.packer.finish(strips, memory, most, true, &self.stream)?;
-            self.outcomes[job.matrix] = made.ok();
+        if !job.is_last {
+            return Ok(None);
         }
-        Ok(())
+        let most = good_exceptions(sizes.elements());
+        let memory = wanted.strips.clone();
+        Ok(self.packer.finish(strips, memory, most, true, &self.stream)?.ok())
     }
 }
 
@@ -325,7 +340,8 @@ pub(in crate::gpu) fn load_fast(
         }
     }
     let count = load.readers.get().min(jobs.len());
-    let slot_bytes = (BUFFERS * count) as u64 * PIECE_BYTES;
+    let rings = rings(device, count)?;
+    let slot_bytes = (SLOTS * count) as u64 * PIECE_BYTES;
     let weights = |job: &StripBatch| {
         let sizes = matrices[job.matrix].sizes;
         let rows = job.rows(sizes);
@@ -338,29 +354,44 @@ pub(in crate::gpu) fn load_fast(
     let bytes = slot_bytes + weight_bytes.next_multiple_of(ARRAY_ALIGNMENT) + Packer::bytes(most);
     let mut memory = device.allocate(bytes, "matrices that arrive")?;
     let addresses = memory.take(slot_bytes).pointer();
-    let slot = |at| -> Result<Slot> {
+    let slot = |at| {
         let (filled, used) = (device.new_event()?, device.new_event()?);
         Ok(Slot { address: addresses + at as u64 * PIECE_BYTES, filled, used })
     };
-    let each = |reader| Ok([slot(BUFFERS * reader)?, slot(BUFFERS * reader + 1)?]);
-    let slots = Mutex::new((0..count).map(each).collect::<Result<Vec<_>>>()?);
-    let packing = Mutex::new(Packing {
-        next: Some(0),
+    let slots = (0..SLOTS * count).map(slot).collect::<Result<Vec<_>>>()?;
+    let (arrived, arrivals) = mpsc::channel();
+    let (free, taken) = mpsc::channel();
+    (0..slots.len()).for_each(|slot| free.send(slot).expect("the receiver is here"));
+    let (next, taken) = (AtomicUsize::new(0), Mutex::new(taken));
+    let observer = load.observer;
+    let transit = &Transit { device, matrices, jobs, next, slots, free: taken, observer };
+    let mut packing = Packing {
+        transit,
         stream: device.new_stream()?,
         weights: memory.take(weight_bytes),
         packer: Packer::within(device, most, &mut memory),
         status: Status::new(device)?,
-        outcomes: matrices.iter().map(|_| None).collect(),
+    };
+    let result = thread::scope(|scope| {
+        let spawn = |ring| {
+            let arrived = arrived.clone();
+            scope.spawn(move || transit.run(ring, &arrived))
+        };
+        let threads: Vec<_> = rings.into_iter().map(spawn).collect();
+        drop(arrived);
+        let result = packing.run(&arrivals, &free);
+        // Threads that wait for a slot or send wait no longer.
+        drop((free, arrivals));
+        for thread in threads {
+            device.spare_buffers().extend(thread.join().expect("a reader does not panic"));
+        }
+        result
     });
-    let (next, turn, observer) = (AtomicUsize::new(0), Condvar::new(), load.observer);
-    let transit = Transit { device, matrices, jobs, next, slots, packing, turn, observer };
-    let carry = |ring: &mut Ring| transit.run(ring).inspect_err(|_| transit.fail());
-    let result = read(device, count, &AtomicBool::new(false), carry);
-    let packing = transit.packing.into_inner().unwrap_or_else(PoisonError::into_inner);
     // Waits after a failure too: no copy may still write to memory that is freed.
-    let done = packing.stream.synchronize().or_fault("packing matrices");
-    result.and(done)?;
-    packing.status.check(&packing.stream)?;
+    let action = "copying to the GPU";
+    let done = device.copies().synchronize().and(packing.stream.synchronize());
+    let outcomes = result?;
+    done.or_fault(action)?;
     kept.extend(packing.packer.kept);
-    Ok(packing.outcomes)
+    Ok(outcomes)
 }
