@@ -109,9 +109,9 @@ class Plan:
 
 
 def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
-    """Describe a container, or a folder of shards, as `df11 inspect --json` does: `identity`,
-    `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with its `tensors` if
-    wanted. Weights are not read, so there is no entropy. Raises the errors of `df11.open`.
+    """Describe a container, or a folder of shards, as `df11 inspect --entropy=never --json` does:
+    `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with its
+    `tensors` if wanted. Raises the errors of `df11.open`.
     """
     model = path if isinstance(path, Model) else open(path)
     found: dict[str, Any] = json.loads(describe(model, model.path, tensors))
