@@ -91,6 +91,5 @@ pub mod gpu {
         },
         pinned::PinnedRange,
         task::{TableAddresses, TileAddresses},
-        upload::CutArrays,
     };
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use df11::gpu::cudarc::driver::result::memcpy_htod_async;
 use df11::gpu::cudarc::driver::sys::{CUdeviceptr, CUstream};
 use df11::gpu::cudarc::driver::{CudaSlice, CudaStream, DevicePtr as _, DriverError};
-use df11::gpu::{Device, Linear, Matrix, Residence};
+use df11::gpu::{CutArrays, Device, Linear, Matrix, Residence};
 use df11::hazmat::gpu::{TableAddresses, TileAddresses};
 
 use crate::error::{Failure, refuse};
@@ -144,11 +144,14 @@ pub(crate) unsafe fn load(
     let row_bytes = tensor.byte_length()?.checked_div(rows).unwrap_or(0);
     let form = if let Some((tiles, starts)) = places.matrix {
         let [codebook, records, bitstream, plane, table] = starts.map(|start| pointer + start);
-        let wanted = [(name, [codebook, records, bitstream, plane])];
+        let ((rows, columns), lengths) = (tiles.shape(), tiles.array_lengths());
+        let arrays = [codebook, records, bitstream, plane];
+        let to = std::array::from_fn(|at| (arrays[at], lengths[at]));
+        let wanted = [CutArrays { name, rows: 0..rows, columns: 0..columns, to }];
         // SAFETY: the caller's promise, or memory of its own: it has room for all of them, and
         // lives as long as the tensor.
         unsafe { model.opened.upload_arrays(&gpu.device, &wanted, &()) }?;
-        let [codebook_bytes, _, bitstream_bytes, _] = tiles.array_lengths();
+        let [codebook_bytes, _, bitstream_bytes, _] = lengths;
         let table_at = TableAddresses { codebook, codebook_bytes, table };
         // SAFETY: the same.
         unsafe { gpu.device.build_tables(tiles.split(), &[table_at]) }?;

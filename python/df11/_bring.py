@@ -150,19 +150,11 @@ class _Device:
 
     def _fill(self, arrays: dict[Area, Arrays]) -> dict[Area, Arrays]:
         """Reads the arrays, which are complete when it returns."""
-        index, container = self.device.index, self.tensors.container
-        whole, cuts = [], []
-        for area, (*mine, _) in arrays.items():
-            if area.is_whole:
-                book, records, bits, plane = (array.data_ptr() for array in mine)
-                whole.append((area.name, (book, records, bits, plane)))
-            else:
-                places = [(array.data_ptr(), array.numel()) for array in mine]
-                cuts.append((area.name, area.rows, area.columns, places))
-        if whole:
-            _native.upload(container, index, whole, self.bar.show)
-        if cuts:
-            _native.upload_cuts(container, index, cuts)
+        items = [
+            (*area[:3], [(array.data_ptr(), array.numel()) for array in mine])
+            for area, (*mine, _) in arrays.items()
+        ]
+        _native.upload(self.tensors.container, self.device.index, items, self.bar.show)
         self._build_tables(arrays)
         self.bar.add(sum(array.numel() for mine in arrays.values() for array in mine[:4]))
         return arrays

@@ -47,7 +47,7 @@ __all__ += ["PinnedMemory", "Program", "ReadAhead", "Slice", "TemporaryFolder", 
 __all__ += ["__version__", "build_tables", "capture_id", "check", "check_done"]
 __all__ += ["code_of", "compress", "convert", "decode_all", "decompress", "devices"]
 __all__ += ["estimate", "fetch_side_files", "fits", "install", "open", "pin", "plan", "printable"]
-__all__ += ["run_command", "strips_bytes", "tensor_hashes", "upload", "upload_cuts", "verify"]
+__all__ += ["describe", "run_command", "strips_bytes", "tensor_hashes", "upload", "verify"]
 
 @overload
 def open(  # type: ignore[overload-overlap]  # "cpu" is a str: the first one that fits counts
@@ -242,6 +242,9 @@ def printable(text: str) -> str:
     """Text in which every character is visible: escapes control characters, invisible ones, and
     those that reorder text. Messages of the module's exceptions are already escaped.
     """
+
+def describe(model: Model, source: _Path, tensors: bool) -> str:
+    """What `df11 inspect --json` says of a model, whose weights it does not read."""
 
 def run_command(arguments: Sequence[str]) -> int:
     """Run the command `df11` with these arguments, the first being its name. Returns the exit code.
@@ -754,20 +757,12 @@ def code_of(counts: bytes) -> tuple[bytearray, bytearray] | None:
 def upload(
     model: Model,
     device: int,
-    items: Sequence[tuple[str, tuple[int, int, int, int]]],
+    items: Sequence[tuple[str, tuple[int, int], tuple[int, int], Sequence[tuple[int, int]]]],
     progress: _Progress = None,
 ) -> None:
-    """Copy the four arrays of tensors that have `Tensor.tiles` to addresses on a GPU, through
-    pinned memory, and check them. Everything is copied when it returns; Ctrl-C ends it.
-    """
-
-def upload_cuts(
-    model: Model,
-    device: int,
-    items: Sequence[tuple[str, tuple[int, int], tuple[int, int], Sequence[tuple[int, int]]]],
-) -> None:
-    """Like `upload`, of arrays that `Tiles.cut` makes of the rows and columns of a tensor: to the
-    address and with the length of each. Raises `CorruptError` for another length.
+    """Copy the arrays that `Tiles.cut` makes of rows and columns of tensors to a GPU, each to the
+    address and with the length given, through pinned memory, and check them. Everything is copied
+    when it returns; Ctrl-C ends it. Raises `CorruptError` for another length.
     """
 
 def build_tables(device: int, items: Sequence[tuple[int, int, int]], kind: int = 0) -> None:

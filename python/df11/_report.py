@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from math import prod
 from os import PathLike
 from typing import Any, NamedTuple
 
-from ._native import Model, Tensor, open, printable
+from ._native import Model, describe, open, printable
 
 
 @dataclass(frozen=True)
@@ -109,58 +109,13 @@ class Plan:
 
 
 def inspect(path: str | PathLike[str] | Model, *, tensors: bool = True) -> dict[str, Any]:
-    """Describe a container, or a folder of shards. The keys are those of `df11 inspect --json`:
+    """Describe a container, or a folder of shards, as `df11 inspect --entropy=never --json` does:
     `identity`, `complete`, `shards`, `container_bytes`, `total`, and `blocks`, each with its
-    `tensors` if wanted. Weights are not read, so there is no entropy. Raises the errors of
-    `df11.open`.
+    `tensors` if wanted. Raises the errors of `df11.open`.
     """
     model = path if isinstance(path, Model) else open(path)
-    blocks: list[dict[str, Any]] = [
-        {"name": block.name, "tensor_count": len(block.tensors), **_sum(block.tensors)}
-        for block in model.blocks
-    ]
-    for block, entry in zip(model.blocks if tensors else (), blocks, strict=False):
-        entry["tensors"] = [_tensor(tensor) for tensor in block.tensors]
-    return {
-        "source": model.path,
-        "identity": model.identity,
-        "complete": model.is_complete,
-        "shards": model.shards,
-        "weights_files": len(model.weights_files),
-        "side_files": len(model.side_files),
-        "container_bytes": model.stored_bytes,
-        "tensor_count": len(model),
-        "total": _sum(model.tensors.values()),
-        "blocks": blocks,
-    }
-
-
-def _tensor(tensor: Tensor) -> dict[str, Any]:
-    alias = tensor.target != tensor.name
-    entry = {
-        **_sum([tensor]),
-        "name": tensor.name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "encoding": "alias" if alias else tensor.encoding,
-        "hash": tensor.hash,
-    }
-    return entry | {"target": tensor.target} if alias else entry
-
-
-def _sum(tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Sums tensors. Aliases count as elements, and have no stored bytes of their own."""
-    all_of = list(tensors)
-    own = [one for one in all_of if one.dtype == "BF16" and one.target == one.name]
-    weights = sum(prod(one.shape) for one in own)
-    weight_bytes = sum(one.stored_bytes for one in own)
-    return {
-        "elements": sum(prod(one.shape) for one in all_of),
-        "decoded_bytes": sum(one.nbytes for one in all_of),
-        "stored_bytes": sum(one.stored_bytes for one in all_of),
-        "weights": weights,
-        "bits_per_weight": 8 * weight_bytes / weights if weights else None,
-    }
+    found: dict[str, Any] = json.loads(describe(model, model.path, tensors))
+    return found
 
 
 _SHOWN = 40

@@ -30,13 +30,13 @@ mod _native {
         model::{Block, Model, ReadAhead, fetch_side_files, open, plan},
         raw::{
             Grouped, Linear, Packer, PinnedMemory, build_tables, capture_id, check, check_done,
-            fits, pin, strips_bytes, upload, upload_cuts,
+            fits, pin, strips_bytes, upload,
         },
         temporary::TemporaryFolder,
         tensor::{Slice, Tensor, Tiles, code_of},
         write::{compress, convert, decompress, estimate, install, tensor_hashes, verify},
     };
-    use std::ffi::OsString;
+    use std::{ffi::OsString, path::PathBuf};
 
     use pyo3::{prelude::*, types::PyTuple};
 
@@ -44,6 +44,18 @@ mod _native {
     #[pyfunction]
     fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| df11::cli::run(arguments))
+    }
+
+    /// What `df11 inspect --json` says of a model, whose weights it does not read.
+    #[pyfunction]
+    fn describe(
+        py: Python<'_>,
+        model: &Bound<'_, Model>,
+        source: PathBuf,
+        tensors: bool,
+    ) -> PyResult<String> {
+        let model = &model.get().inner;
+        crate::work::briefly(py, || df11::cli::describe(model, &source, tensors))
     }
 
     /// Text in which every character shows.

@@ -5,10 +5,10 @@ use std::{ffi::c_void, sync::Arc};
 
 use df11::Error;
 use df11::gpu::{
-    GroupedLinear, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix, Routing,
-    cudarc::driver::sys::CUstream,
+    CutArrays, GroupedLinear, Linear as GpuLinear, LinearInput, LinearOutput, Matrix as GpuMatrix,
+    Routing, cudarc::driver::sys::CUstream,
 };
-use df11::hazmat::gpu::{CutArrays, FastPacker, PinnedRange, TableAddresses, Visit};
+use df11::hazmat::gpu::{FastPacker, PinnedRange, TableAddresses, Visit};
 use pyo3::prelude::*;
 
 use crate::context::{Gpu, OnGpu};
@@ -229,36 +229,18 @@ pub(crate) fn strips_bytes(rows: u64, columns: u64) -> u64 {
     GpuMatrix::fast_bytes(rows, columns)
 }
 
-/// Copies arrays of tensors to addresses on a GPU.
+/// Rows and columns of a tensor, and the address and length of each array of their tiles.
+type Cut = (String, (u64, u64), (u64, u64), [(u64, u64); 4]);
+
+/// Copies arrays of rows and columns of tensors to addresses on a GPU.
 #[pyfunction]
 #[pyo3(signature = (model, device, items, progress=None))]
 pub(crate) fn upload(
     py: Python<'_>,
     model: &Bound<'_, Model>,
     device: usize,
-    items: Vec<(String, [u64; 4])>,
-    progress: Option<&Bound<'_, PyAny>>,
-) -> PyResult<()> {
-    let model = &model.get().inner;
-    let items: Vec<(&str, [u64; 4])> =
-        items.iter().map(|(name, to)| (name.as_str(), *to)).collect();
-    work::watched(py, progress, |observer| {
-        let gpu = Gpu::kept(device)?;
-        // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        unsafe { model.upload_arrays(&gpu.device, &items, observer) }
-    })
-}
-
-/// Rows and columns of a tensor, and the address and length of each array of their tiles.
-type Cut = (String, (u64, u64), (u64, u64), [(u64, u64); 4]);
-
-/// Copies arrays that are cut out of tensors to addresses on a GPU.
-#[pyfunction]
-pub(crate) fn upload_cuts(
-    py: Python<'_>,
-    model: &Bound<'_, Model>,
-    device: usize,
     items: Vec<Cut>,
+    progress: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let model = &model.get().inner;
     let cuts = items.iter().map(|&(ref name, (top, bottom), (left, right), to)| CutArrays {
@@ -268,10 +250,10 @@ pub(crate) fn upload_cuts(
         to,
     });
     let cuts: Vec<CutArrays<'_>> = cuts.collect();
-    work::watched(py, None, |observer| {
+    work::watched(py, progress, |observer| {
         let gpu = Gpu::kept(device)?;
         // SAFETY: the function's contract, which python/df11/_native.pyi states.
-        unsafe { model.upload_cuts(&gpu.device, &cuts, observer) }
+        unsafe { model.upload_arrays(&gpu.device, &cuts, observer) }
     })
 }
 

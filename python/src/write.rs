@@ -56,39 +56,24 @@ pub(crate) fn compress<'py>(
     let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
         let destination = Destination::of(&out)?;
-        let source = LocalSource::find(&source, observer)?;
-        let opened = Sources::open(source.path(), None)?;
-        prepare(overwrite, source.path(), destination.path(), "df11")?;
+        let fetched = fetched(&source, observer)?;
+        let source = fetched.as_ref().map_or(&*source, FetchedSource::path);
+        let opened = Sources::open(source, None)?;
+        prepare(overwrite, source, destination.path(), "df11")?;
         let reports = df11::compress_all(&opened, destination.path(), &options, observer)?;
         destination.publish(observer)?;
         Ok(reports)
     })
 }
 
-/// A source on this machine: a path, or what was fetched from a store and goes with this.
-enum LocalSource<'a> {
-    Here(&'a Path),
-    Fetched(FetchedSource),
-}
-
-impl<'a> LocalSource<'a> {
-    fn find(source: &'a Path, observer: &dyn Observer) -> df11::Result<Self> {
-        let Some(name) = source.to_str().filter(|_| is_far(source)) else {
-            return Ok(Self::Here(source));
-        };
-        let fetched = FetchedSource::fetch(name, WantedFiles::Variant(None), observer)?;
-        fetched.map(Self::Fetched).ok_or_else(|| {
-            let problem = format!("{} is already compressed", shown(source).display());
-            Error::parameter(problem, "df11.convert stores it in another layout")
-        })
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Here(path) => path,
-            Self::Fetched(fetched) => fetched.path(),
-        }
-    }
+/// What was fetched from a store, and goes with this; none of a source on this machine.
+fn fetched(source: &Path, observer: &dyn Observer) -> df11::Result<Option<FetchedSource>> {
+    let Some(name) = source.to_str().filter(|_| is_far(source)) else { return Ok(None) };
+    let fetched = FetchedSource::fetch(name, WantedFiles::Variant(None), observer)?;
+    fetched.map(Some).ok_or_else(|| {
+        let problem = format!("{} is already compressed", shown(source).display());
+        Error::parameter(problem, "df11.convert stores it in another layout")
+    })
 }
 
 /// Removes what killed runs left beside an output; checks that what has its name may be replaced,
@@ -142,8 +127,9 @@ pub(crate) fn estimate<'py>(
     let options = CompressOptions::new().layout(layout_of(py, layout)?);
     let options = base.into_iter().fold(options, CompressOptions::base);
     reported(py, progress, |observer| {
-        let source = LocalSource::find(&source, observer)?;
-        let opened = Sources::open(source.path(), None)?;
+        let fetched = fetched(&source, observer)?;
+        let source = fetched.as_ref().map_or(&*source, FetchedSource::path);
+        let opened = Sources::open(source, None)?;
         let default = if opened.is_pipeline() { "model" } else { "model.df11" };
         let out = out.unwrap_or_else(|| default.into());
         let estimates = df11::estimate_all(&opened, &out, &options, None, observer)?;

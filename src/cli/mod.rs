@@ -36,6 +36,8 @@ use std::{ffi::OsString, sync::LazyLock};
 use clap::{CommandFactory, Parser, Subcommand};
 use df11::hazmat::constants::{VERSION_MAJOR, VERSION_MINOR};
 
+pub use inspect::describe;
+
 use answer::{Answer, Failure};
 use session::Session;
 

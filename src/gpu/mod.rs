@@ -49,7 +49,7 @@ mod status;
 mod stored;
 mod streamer;
 pub(crate) mod task;
-pub(crate) mod upload;
+mod upload;
 
 pub use cudarc;
 pub use device::{Device, DeviceInfo, devices};
@@ -66,3 +66,4 @@ pub use needs::Residence;
 pub use placement::{Plan, Preference};
 pub use program::GpuProgram;
 pub use status::Status;
+pub use upload::CutArrays;

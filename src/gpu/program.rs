@@ -29,6 +29,15 @@ use crate::open::{Rect, Slice};
 /// Alignment of the output, and of each tensor in it, that the kernels need.
 pub(super) const OUTPUT_ALIGNMENT: u64 = 16;
 
+/// Refuses an output at an address where the kernels cannot store.
+pub(super) fn check_output(output: CUdeviceptr) -> Result<()> {
+    if output.is_multiple_of(OUTPUT_ALIGNMENT) {
+        return Ok(());
+    }
+    let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
+    refuse(problem, "start it on 256 bytes, as the driver's allocations do")
+}
+
 /// A slice of a tensor's bytes, and its place in the output.
 #[derive(Debug)]
 pub(super) struct Cut<'s> {
@@ -162,10 +171,7 @@ impl GpuProgram {
         status: &Status,
     ) -> Result<()> {
         let Self { part, tasks, .. } = self;
-        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
-            return refuse(problem, "start it on 256 bytes, as the driver's allocations do");
-        }
+        check_output(output)?;
         part.device.context().bind_to_thread().or_fault("using the GPU")?;
         let (kernels, word) = (part.device.kernels(), status.device_pointer());
         for launch in &launches.kernels {

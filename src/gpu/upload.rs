@@ -117,6 +117,46 @@ pub(super) unsafe fn upload(
     read(device, readers.get().min(pieces.len()), stop, carry)
 }
 
+/// Copies arrays that [`Tiles::cut`] makes to the device, and waits.
+///
+/// # Safety
+/// Each address has device memory of its length.
+#[expect(unsafe_code, reason = "device addresses")]
+unsafe fn upload_cuts(
+    device: &Device,
+    wanted: &[&(Tiles<'_>, &CutArrays<'_>)],
+    stop: &AtomicBool,
+    count_bytes: &(dyn Fn(u64) -> Result<()> + Sync),
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let carry = |ring: &mut Ring| -> Result<()> {
+        let mut turn = 0;
+        while let Some((tiles, cut)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let arrays = tiles.cut(cut.rows.clone(), cut.columns.clone())?;
+            for (array, (to, length)) in arrays.iter().zip(cut.to) {
+                Error::unless(array.len() as u64 == length, || {
+                    let problem = format!("{} bytes of {length} that were told", array.len());
+                    tiles.target().locate(Error::corrupt("a cut", 0, problem))
+                })?;
+                let starts = (to..).step_by(PIECE_BYTES as usize);
+                for (piece, to) in array.chunks(PIECE_BYTES as usize).zip(starts) {
+                    if stop.load(Ordering::Relaxed) {
+                        return Err(Error::Cancelled);
+                    }
+                    let buffer = &mut ring[turn % BUFFERS];
+                    turn += 1;
+                    buffer.bytes()?[..piece.len()].copy_from_slice(piece);
+                    // SAFETY: as in `upload`.
+                    unsafe { buffer.copy(piece.len(), to, device.copies()) }?;
+                    count_bytes(piece.len() as u64)?;
+                }
+            }
+        }
+        Ok(())
+    };
+    read(device, readers_each(1).get().min(wanted.len()), stop, carry)
+}
+
 /// Runs readers on threads, each with a ring, and waits for them and their copies. A failure of one
 /// sets `stop`, which the others look for.
 fn read(
@@ -165,93 +205,51 @@ pub(super) fn rings(device: &Device, readers: usize) -> Result<Vec<Ring>> {
     Ok(std::iter::repeat_with(ring).take(readers).collect())
 }
 
-impl Model {
-    /// Copies the four arrays of matrices in tiles of 32 x 256 to device memory of the caller, each
-    /// array to its address, in the order of [`Tiles::array`]. Checksums, codebooks and
-    /// offsets are checked. Done when it returns.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] for a tensor that does not exist or is not such a matrix;
-    /// [`Error::Corrupt`],
-    /// [`Error::Io`], [`Error::Gpu`], [`Error::Cancelled`].
-    ///
-    /// # Safety
-    /// Each address has device memory for its array
-    /// ([`Tiles::array_lengths`]), which nothing else uses meanwhile.
-    #[expect(unsafe_code, reason = "device addresses")]
-    pub unsafe fn upload_arrays(
-        &self,
-        device: &Device,
-        wanted: &[(&str, [CUdeviceptr; 4])],
-        observer: &dyn Observer,
-    ) -> Result<()> {
-        let find = |&(name, to): &(&str, [CUdeviceptr; 4])| Ok((self.tiles(name)?, to));
-        let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
-        observer.begin(found.iter().flat_map(|(tiles, _)| tiles.array_lengths()).sum());
-        observer.enter(Stage::Load);
-        let mut deliveries = Vec::new();
-        for (tiles, to) in &found {
-            let tensor = tiles.target();
-            let first = tensor.record().array_range().start;
-            deliveries.extend(to.iter().zip(first..).map(|(&to, array)| Delivery {
-                shard: tensor.shard(),
-                from: Origin::Array(array),
-                to,
-            }));
-        }
-        let (stop, count) = (AtomicBool::new(false), |bytes| advance(observer, bytes));
-        // SAFETY: the caller's promise.
-        unsafe { upload(device, &deliveries, readers_each(1), &stop, &count) }?;
-        // Checks also the chunks that other arrays share.
-        found.par_iter().try_for_each(|(tiles, _)| tiles.check())
+impl CutArrays<'_> {
+    fn is_whole(&self, tiles: &Tiles<'_>) -> bool {
+        let ((rows, columns), lengths) = (tiles.shape(), self.to.map(|(_, length)| length));
+        self.rows == (0..rows) && self.columns == (0..columns) && lengths == tiles.array_lengths()
     }
+}
 
-    /// Copies arrays that [`Tiles::cut`] makes, as [`Model::upload_arrays`] copies whole ones. The
-    /// arrays of as many matrices are in host memory as there are cores, at most 12.
+impl Model {
+    /// Copies the four arrays of rows and columns of matrices in tiles to device memory of the
+    /// caller. Checksums, codebooks and offsets are checked. Done when it returns. Whole matrices
+    /// come first, and fastest; of the others, the arrays of as many are in host memory as there
+    /// are cores, at most 12.
     ///
     /// # Errors
-    /// Same as [`Model::upload_arrays`]; [`Error::Parameter`] for other rows or columns;
-    /// [`Error::Corrupt`] if an array has another length, as when the file has changed.
+    /// [`Error::Parameter`] for a tensor that does not exist or is not such a matrix, and for rows
+    /// or columns that [`Tiles::cut`] does not take; [`Error::Corrupt`], also if an array has
+    /// another length than was told; [`Error::Io`], [`Error::Gpu`], [`Error::Cancelled`].
     ///
     /// # Safety
     /// Each address has device memory of its length, which nothing else uses meanwhile.
     #[expect(unsafe_code, reason = "device addresses")]
-    pub unsafe fn upload_cuts(
+    pub unsafe fn upload_arrays(
         &self,
         device: &Device,
         wanted: &[CutArrays<'_>],
         observer: &dyn Observer,
     ) -> Result<()> {
-        let find = |cut: &CutArrays<'_>| self.tiles(cut.name);
-        let found = wanted.iter().map(find).collect::<Result<Vec<_>>>()?;
-        let (stop, next) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let carry = |ring: &mut Ring| -> Result<()> {
-            let mut turn = 0;
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                let Some((tiles, cut)) = found.get(at).zip(wanted.get(at)) else { return Ok(()) };
-                let arrays = tiles.cut(cut.rows.clone(), cut.columns.clone())?;
-                for (array, (to, length)) in arrays.iter().zip(cut.to) {
-                    Error::unless(array.len() as u64 == length, || {
-                        let problem = format!("{} bytes of {length} that were told", array.len());
-                        tiles.target().locate(Error::corrupt("a cut", 0, problem))
-                    })?;
-                    let starts = (to..).step_by(PIECE_BYTES as usize);
-                    for (piece, to) in array.chunks(PIECE_BYTES as usize).zip(starts) {
-                        if stop.load(Ordering::Relaxed) {
-                            return Err(Error::Cancelled);
-                        }
-                        let buffer = &mut ring[turn % BUFFERS];
-                        turn += 1;
-                        buffer.bytes()?[..piece.len()].copy_from_slice(piece);
-                        // SAFETY: as in `upload`.
-                        unsafe { buffer.copy(piece.len(), to, device.copies()) }?;
-                        advance(observer, piece.len() as u64)?;
-                    }
-                }
-            }
-        };
-        read(device, readers_each(1).get().min(wanted.len()), &stop, carry)
+        observer.begin(wanted.iter().flat_map(|cut| cut.to).map(|(_, length)| length).sum());
+        observer.enter(Stage::Load);
+        let found = wanted.iter().map(|cut| Ok((self.tiles(cut.name)?, cut)));
+        let found = found.collect::<Result<Vec<(Tiles<'_>, &CutArrays<'_>)>>>()?;
+        let (whole, cuts): (Vec<_>, Vec<_>) =
+            found.iter().partition(|(tiles, cut)| cut.is_whole(tiles));
+        let arrays = whole.iter().flat_map(|(tiles, cut)| {
+            let (shard, first) = (tiles.target().shard(), tiles.target().record().array_range());
+            let delivery = |(array, &(to, _))| Delivery { shard, from: Origin::Array(array), to };
+            first.zip(&cut.to).map(delivery)
+        });
+        let (stop, count) = (AtomicBool::new(false), |bytes| advance(observer, bytes));
+        // SAFETY: the caller's promise.
+        unsafe { upload(device, &arrays.collect::<Vec<_>>(), readers_each(1), &stop, &count) }?;
+        // Checks also the chunks that other arrays share.
+        whole.par_iter().try_for_each(|(tiles, _)| tiles.check())?;
+        // SAFETY: the caller's promise.
+        unsafe { upload_cuts(device, &cuts, &stop, &count) }
     }
 
     fn tiles(&self, name: &str) -> Result<Tiles<'_>> {

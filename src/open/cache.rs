@@ -46,9 +46,9 @@ const LONGEST_CLAIM: Duration = Duration::from_secs(60);
 const CLAIM_PAUSE: Duration = Duration::from_millis(10);
 
 /// Which chunk: of this model, in this shard of this name, with this number and this checksum.
-pub(super) struct ChunkKey<'a> {
-    pub(super) identity: &'a [u8; 32],
-    pub(super) name: &'a Path,
+pub(super) struct ChunkKey {
+    pub(super) identity: [u8; 32],
+    pub(super) name: PathBuf,
     pub(super) shard: u64,
     pub(super) chunk: usize,
     pub(super) checksum: u32,
@@ -121,16 +121,16 @@ impl Cache {
         Ok(cache)
     }
 
-    fn path_of(&self, key: &ChunkKey<'_>) -> PathBuf {
+    fn path_of(&self, key: &ChunkKey) -> PathBuf {
         let mut model = blake3::Hasher::new();
-        model.update(key.identity).update(key.name.as_os_str().as_encoded_bytes());
+        model.update(&key.identity).update(key.name.as_os_str().as_encoded_bytes());
         let model = model.finalize().to_hex();
         let name = format!("{}-{}-{:08x}.{ENDING}", key.shard, key.chunk, key.checksum);
         self.place.folder.join(&model[..]).join(name)
     }
 
     /// The bytes of a chunk of this length, if they are here and right.
-    pub(super) fn find(&self, key: &ChunkKey<'_>, length: u64) -> Option<Vec<u8>> {
+    pub(super) fn find(&self, key: &ChunkKey, length: u64) -> Option<Vec<u8>> {
         let path = self.path_of(key);
         if !path.exists() {
             return None;
@@ -156,7 +156,7 @@ impl Cache {
     ///
     /// # Errors
     /// [`io::ErrorKind::Interrupted`] if waits shall end.
-    pub(super) fn claim(&self, key: &ChunkKey<'_>) -> io::Result<Option<File>> {
+    pub(super) fn claim(&self, key: &ChunkKey) -> io::Result<Option<File>> {
         let number = (key.shard + (key.chunk / LOT_CHUNKS) as u64) % CLAIMS;
         let path = platform::long(&self.path_of(key)).with_file_name(format!("{number:02}.lock"));
         let start = Instant::now();
@@ -174,12 +174,12 @@ impl Cache {
     }
 
     /// Whether a chunk seems to be here, by its name alone.
-    pub(super) fn has(&self, key: &ChunkKey<'_>) -> bool {
+    pub(super) fn has(&self, key: &ChunkKey) -> bool {
         self.path_of(key).exists()
     }
 
     /// Keeps a chunk. A disk that is full or fails costs a later run its time, and nothing else.
-    pub(super) fn add(&self, key: &ChunkKey<'_>, bytes: &[u8]) {
+    pub(super) fn add(&self, key: &ChunkKey, bytes: &[u8]) {
         let length = bytes.len() as u64;
         if length > self.place.most {
             return;

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     cache::{Cache, ChunkKey},
-    filling::{CachedContainer, Filling, LotChunk},
+    filling::{Filling, LotChunk},
     shard::Shard,
 };
 use crate::{
@@ -21,11 +21,11 @@ const WHOLE_PART_BYTES: u64 = 8 << 20;
 const SMALL_BYTES: u64 = 1 << 20;
 
 impl Shard {
-    fn key(&self, chunk: usize) -> ChunkKey<'_> {
+    fn key(&self, chunk: usize) -> ChunkKey {
         let record = &self.directory().shard;
         ChunkKey {
-            identity: &record.identity,
-            name: self.path(),
+            identity: record.identity,
+            name: self.path().to_owned(),
             shard: record.shard_index.get(),
             chunk,
             checksum: self.directory().checksums[chunk].get(),
@@ -74,20 +74,10 @@ impl Shard {
         if chunks.is_empty() || others.any(|filler| filler.covers(&chunks)) {
             return None;
         }
-        let (directory, record) = (self.directory(), &self.directory().shard);
-        let container = CachedContainer {
-            cache: Arc::clone(cache),
-            kept: Arc::clone(&self.kept),
-            reader: Arc::clone(&self.reader),
-            name: self.path().to_owned(),
-            identity: record.identity,
-            shard: record.shard_index.get(),
-        };
-        let chunk = |number: usize| {
-            let checksum = directory.checksums[number].get();
-            LotChunk { number, range: self.chunks[number].clone(), checksum }
-        };
-        let filling = Filling::start(container, chunks.into_iter().map(chunk));
+        let (cache, kept) = (Arc::clone(cache), Arc::clone(&self.kept));
+        let chunk = |number| LotChunk { key: self.key(number), range: self.chunks[number].clone() };
+        let chunks = chunks.into_iter().map(chunk);
+        let filling = Filling::start(cache, kept, Arc::clone(&self.reader), chunks);
         fillers.push(Arc::downgrade(&filling.0));
         Some(Box::new(filling))
     }

@@ -10,7 +10,6 @@ use std::{
     collections::HashMap,
     io,
     ops::Range,
-    path::PathBuf,
     sync::{
         Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -32,19 +31,11 @@ const GAP_BYTES: u64 = 64 << 10;
 /// How long a thread waits before it looks whether it is still wanted.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A container whose chunks go to a cache.
-pub(super) struct CachedContainer {
-    pub(super) cache: Arc<Cache>,
-    pub(super) kept: Arc<KeptChunks>,
-    pub(super) reader: Arc<dyn ReadAt>,
-    pub(super) name: PathBuf,
-    pub(super) identity: [u8; 32],
-    pub(super) shard: u64,
-}
-
 /// Chunks of one container that will be read, in lots.
 pub(super) struct Filler {
-    of: CachedContainer,
+    cache: Arc<Cache>,
+    kept: Arc<KeptChunks>,
+    reader: Arc<dyn ReadAt>,
     lots: Vec<Vec<LotChunk>>,
     /// The lot of each chunk.
     lot_of: HashMap<usize, usize>,
@@ -54,9 +45,8 @@ pub(super) struct Filler {
 }
 
 pub(super) struct LotChunk {
-    pub(super) number: usize,
+    pub(super) key: ChunkKey,
     pub(super) range: Range<u64>,
-    pub(super) checksum: u32,
 }
 
 #[derive(Default)]
@@ -78,8 +68,16 @@ impl Drop for Filling {
 
 impl Filling {
     /// Begins to fill the cache with what it lacks of these chunks, in this order.
-    pub(super) fn start(of: CachedContainer, chunks: impl Iterator<Item = LotChunk>) -> Self {
-        let filler = Arc::new(Filler::new(of, chunks));
+    pub(super) fn start(
+        cache: Arc<Cache>,
+        kept: Arc<KeptChunks>,
+        reader: Arc<dyn ReadAt>,
+        chunks: impl Iterator<Item = LotChunk>,
+    ) -> Self {
+        let (lots, lot_of) = in_lots(chunks);
+        let (state, changed, is_over) = Default::default();
+        let filler = Filler { cache, kept, reader, lots, lot_of, state, changed, is_over };
+        let filler = Arc::new(filler);
         for _ in 0..AHEAD.min(filler.lots.len()) {
             let filler = Arc::clone(&filler);
             let work = move || end_waits_with(&filler.is_over, || filler.work());
@@ -107,24 +105,6 @@ impl Filler {
         }
     }
 
-    fn new(of: CachedContainer, chunks: impl Iterator<Item = LotChunk>) -> Self {
-        let (mut lots, mut lot_of) = (Vec::<Vec<LotChunk>>::new(), HashMap::new());
-        let mut before = None;
-        for chunk in chunks {
-            let number = chunk.number;
-            if lot_of.contains_key(&number) {
-                continue;
-            }
-            if before.replace(number / LOT_CHUNKS) != Some(number / LOT_CHUNKS) {
-                lots.push(Vec::new());
-            }
-            lot_of.insert(number, lots.len() - 1);
-            lots.last_mut().expect("one was pushed").push(chunk);
-        }
-        let (state, changed, is_over) = Default::default();
-        Self { of, lots, lot_of, state, changed, is_over }
-    }
-
     /// Fills lots until all are. A fault ends it: then reads meet the same one, and tell it.
     fn work(&self) {
         while self.next().is_some_and(|lot| self.fill(lot).unwrap_or(false)) {}
@@ -144,21 +124,11 @@ impl Filler {
         None
     }
 
-    fn key(&self, chunk: &LotChunk) -> ChunkKey<'_> {
-        ChunkKey {
-            identity: &self.of.identity,
-            name: &self.of.name,
-            shard: self.of.shard,
-            chunk: chunk.number,
-            checksum: chunk.checksum,
-        }
-    }
-
     /// Fetches the chunks of a lot that the cache lacks. Whether it has them now.
     fn fill(&self, lot: &[LotChunk]) -> io::Result<bool> {
-        let missing = || lot.iter().filter(|chunk| !self.of.cache.has(&self.key(chunk)));
+        let missing = || lot.iter().filter(|chunk| !self.cache.has(&chunk.key));
         let Some(first) = missing().next() else { return Ok(true) };
-        let _claim = self.of.cache.claim(&self.key(first))?;
+        let _claim = self.cache.claim(&first.key)?;
         let missing: Vec<&LotChunk> = missing().collect();
         let is_near = |a: &&LotChunk, b: &&LotChunk| {
             b.range.start.checked_sub(a.range.end).is_some_and(|gap| gap <= GAP_BYTES)
@@ -166,7 +136,7 @@ impl Filler {
         for some in missing.chunk_by(is_near) {
             let (start, end) = (some[0].range.start, some[some.len() - 1].range.end);
             let mut bytes = vec![0; (end - start) as usize];
-            self.of.reader.read_exact_at(start, &mut bytes)?;
+            self.reader.read_exact_at(start, &mut bytes)?;
             for chunk in some {
                 let place =
                     (chunk.range.start - start) as usize..(chunk.range.end - start) as usize;
@@ -175,16 +145,34 @@ impl Filler {
                 }
             }
         }
-        Ok(missing.last().is_none_or(|last| self.of.cache.has(&self.key(last))))
+        Ok(missing.last().is_none_or(|last| self.cache.has(&last.key)))
     }
 
     /// Keeps a chunk, if it is right.
     fn keep(&self, chunk: &LotChunk, bytes: &[u8]) -> bool {
-        let is_right = crc32fast::hash(bytes) == chunk.checksum;
+        let is_right = crc32fast::hash(bytes) == chunk.key.checksum;
         if is_right {
-            self.of.cache.add(&self.key(chunk), bytes);
-            self.of.kept.add(&self.of.name, chunk.number, &Arc::new(bytes.to_vec()));
+            self.cache.add(&chunk.key, bytes);
+            self.kept.add(&chunk.key.name, chunk.key.chunk, &Arc::new(bytes.to_vec()));
         }
         is_right
     }
+}
+
+/// Chunks in lots, each once, and the lot of each.
+fn in_lots(chunks: impl Iterator<Item = LotChunk>) -> (Vec<Vec<LotChunk>>, HashMap<usize, usize>) {
+    let (mut lots, mut lot_of) = (Vec::<Vec<LotChunk>>::new(), HashMap::new());
+    let mut before = None;
+    for chunk in chunks {
+        let number = chunk.key.chunk;
+        if lot_of.contains_key(&number) {
+            continue;
+        }
+        if before.replace(number / LOT_CHUNKS) != Some(number / LOT_CHUNKS) {
+            lots.push(Vec::new());
+        }
+        lot_of.insert(number, lots.len() - 1);
+        lots.last_mut().expect("one was pushed").push(chunk);
+    }
+    (lots, lot_of)
 }

@@ -126,7 +126,7 @@ impl Source {
                     Err(why) => self.notes.push(format!("{} is not compressed: {why}", file.path)),
                 }
             }
-            self.side.push(SideFile { path: file.path, file: file.file, length: file.length });
+            self.side.push(file.into());
         }
         self.weights.sort_by(|a, b| a.path.cmp(&b.path));
         self.side.sort_by(|a, b| a.path.cmp(&b.path));
@@ -261,7 +261,7 @@ pub(super) fn open_files(
         if named.contains(file.path.as_str()) || is_safetensors(&file.path) {
             weights.push(WeightsFile::open(&file.file, &file.path)?);
         } else {
-            side.push(SideFile { path: file.path, file: file.file, length: file.length });
+            side.push(file.into());
         }
     }
     indexes.values().try_for_each(|index| index.check(&weights))?;

@@ -21,4 +21,4 @@ pub use pipeline::Component;
 pub(crate) use pipeline::{Sources, named};
 pub use safetensors::{SourceTensor, WeightsFile};
 pub use walk::LeftOut;
-pub(crate) use walk::{Found, HIDDEN, MAX_SIDE_BYTES, check_installed, leads_out, walk};
+pub(crate) use walk::{Found, HIDDEN, MAX_SIDE_BYTES, check_inside, check_installed, walk};

@@ -8,6 +8,7 @@ use std::{
 use crate::{
     Error, Result,
     paths::{PENDING, check_path, is_safetensors},
+    source::SideFile,
 };
 
 /// The largest side file, in bytes.
@@ -47,14 +48,16 @@ impl LeftOut {
     }
 }
 
+impl From<Found> for SideFile {
+    fn from(Found { path, file, length, .. }: Found) -> Self {
+        Self { path, file, length }
+    }
+}
+
 impl Found {
     /// Refuses a link that leads out of the folder: what it leads to is no part of the model.
     pub(crate) fn check_inside(&self) -> Result<()> {
-        let Some(target) = &self.outside else { return Ok(()) };
-        let (link, target) = (self.file.display(), target.display());
-        let problem = format!("{link} is a link that leads out of the folder, to {target}");
-        let remedy = "put the file itself there if it belongs to the model, or remove the link";
-        Err(Error::parameter(problem, remedy))
+        self.outside.as_ref().map_or(Ok(()), |target| refuse(&self.file, target))
     }
 }
 
@@ -155,10 +158,17 @@ fn homes(root: &Path) -> Vec<PathBuf> {
     [Some(root), blobs].into_iter().flatten().collect()
 }
 
-/// Whether a file of a folder lies elsewhere: it, or a folder on its path, is a link that leads
-/// out.
-pub(crate) fn leads_out(root: &Path, file: &Path) -> bool {
-    outside(&homes(root), file).is_ok_and(|target| target.is_some())
+/// Like [`Found::check_inside`], of a file, or a folder on its path, that may not exist.
+pub(crate) fn check_inside(root: &Path, file: &Path) -> Result<()> {
+    let target = outside(&homes(root), file).ok().flatten();
+    target.map_or(Ok(()), |target| refuse(file, &target))
+}
+
+fn refuse(link: &Path, target: &Path) -> Result<()> {
+    let (link, target) = (link.display(), target.display());
+    let problem = format!("{link} is a link that leads out of the folder, to {target}");
+    let remedy = "put the file itself there if it belongs to the model, or remove the link";
+    Err(Error::parameter(problem, remedy))
 }
 
 /// The real path of a file, if it lies in none of these folders.

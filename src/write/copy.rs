@@ -14,7 +14,7 @@ use crate::{
     },
     paths::{MODEL_INDEX, configs},
     progress::{Observer, Stage, advance},
-    source::leads_out,
+    source::check_inside,
 };
 
 /// Writes the containers of an open model into a new folder, byte for byte, and checks the copies'
@@ -95,10 +95,7 @@ fn find(root: &Path, recorded: OriginalFile<'_>) -> Result<Beside> {
     let file = root.join(recorded.path());
     // The components of a pipeline share its files.
     let home = root.parent().filter(|parent| parent.join(MODEL_INDEX).is_file()).unwrap_or(root);
-    if leads_out(home, &file) {
-        let problem = format!("{} is a link that leads out of the folder", file.display());
-        return Err(Error::parameter(problem, "put the file itself there, or remove the link"));
-    }
+    check_inside(home, &file)?;
     beside::find(root, recorded)
 }
 
@@ -108,10 +105,9 @@ fn write_side(
     found: Beside,
     folder: &mut OutputFolder,
 ) -> Result<()> {
-    let (path, side) = (recorded.path(), Side::found(recorded, found)?);
     let (weights, sides) = model.files().partition::<Vec<_>, _>(OriginalFile::is_weights);
     let configs = configs(paths(&weights), paths(&sides));
-    if configs.contains(path) { folder.copy_marked(&side, path) } else { folder.copy(&side, path) }
+    folder.copy_marked(&Side::found(recorded, found)?, &configs, recorded.path())
 }
 
 fn paths<'a>(files: &'a [OriginalFile<'a>]) -> impl Iterator<Item = &'a str> {

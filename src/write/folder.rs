@@ -91,12 +91,7 @@ pub(super) fn write_side_files(
     let weights = weights.iter().map(|weights| weights.file.path.as_str());
     let configs = configs(weights, side.iter().map(|side| side.path.as_str()));
     for side in side {
-        let path = component.path_of(&side.path);
-        if configs.contains(side.path.as_str()) {
-            folder.copy_marked(side, &path)?;
-        } else {
-            folder.copy(side, &path)?;
-        }
+        folder.copy_marked(side, &configs, &component.path_of(&side.path))?;
     }
     Ok(())
 }
@@ -162,8 +157,16 @@ impl OutputFolder {
         written.map_err(|error| Error::io("writing", path, error))
     }
 
-    /// Copies a configuration, with its mark.
-    pub(super) fn copy_marked(&mut self, side: &Side<'_>, relative: &str) -> Result<()> {
+    /// Copies a side file; if it is a configuration, with its mark.
+    pub(super) fn copy_marked(
+        &mut self,
+        side: &Side<'_>,
+        configs: &BTreeSet<&str>,
+        relative: &str,
+    ) -> Result<()> {
+        if !configs.contains(side.path.as_str()) {
+            return self.copy(side, relative);
+        }
         let config = side.bytes()?;
         self.write(mark(&config).as_deref().unwrap_or(&config), relative)
     }

@@ -16,7 +16,7 @@ use crate::{
     paths::{RENAME, check_nameable, is_safetensors},
     platform::{self, write_all_at},
     progress::{Observer, Stage, advance},
-    source::{Component, Found, LeftOut, leads_out},
+    source::{Component, Found, LeftOut, check_inside},
     temporary::{check_absent, check_file, file_beside, parent_of, rename_file},
 };
 
@@ -201,12 +201,7 @@ impl Restorer<'_> {
         let root = self.component.model.side_folder()?;
         match root.map_or(Ok(Beside::Missing), |root| beside::find(root, recorded))? {
             Beside::Changed(file) if self.options.keep_changed => {
-                if root.is_some_and(|root| leads_out(root, &file)) {
-                    let problem =
-                        format!("{} is a link that leads out of the folder", file.display());
-                    let remedy = "put the file itself there, or remove the link";
-                    return Err(Error::parameter(problem, remedy));
-                }
+                root.map_or(Ok(()), |root| check_inside(root, &file))?;
                 let length = FileReader::open(&file)?.size();
                 let side = Side::on_disk(recorded.path().to_owned(), length, file);
                 let path = self.copy(&side, folder)?;

@@ -14,7 +14,7 @@ use crate::{
         shown_name,
     },
     progress::{Observer, Stage, advance},
-    source::walk,
+    source::{SideFile, walk},
     store::{Patience, Place},
     temporary::{TemporaryFolder, folder_for_fetched},
 };
@@ -74,7 +74,7 @@ impl Remote {
         self.check_free()?;
         observer.begin(files.iter().map(|file| file.length).sum());
         observer.enter(Stage::Upload);
-        for (at, NewFile { path, file, .. }) in files.iter().enumerate() {
+        for (at, SideFile { path, file, .. }) in files.iter().enumerate() {
             let put = self.place.put(path, file, |bytes| advance(observer, bytes));
             if let Err(error) = put {
                 // An object that failed may be another's.
@@ -86,24 +86,21 @@ impl Remote {
     }
 
     /// Removes objects, the last ones first.
-    fn withdraw(&self, files: &[NewFile]) {
+    fn withdraw(&self, files: &[SideFile]) {
         let end = Instant::now() + WITHDRAWAL;
         let files = files.iter().rev().take_while(|_| Instant::now() < end);
         files.for_each(|file| drop(self.place.remove(&file.path)));
     }
 
     /// The files to put, in their order.
-    fn files(&self) -> Result<Vec<NewFile>> {
+    fn files(&self) -> Result<Vec<SideFile>> {
         let local = self.local();
         if self.place.is_file() {
             let length = fs::metadata(&local).map_err(|error| Error::io("opening", &local, error));
-            return Ok(vec![NewFile { path: String::new(), file: local, length: length?.len() }]);
+            return Ok(vec![SideFile { path: String::new(), file: local, length: length?.len() }]);
         }
         let (found, _) = walk(&local)?;
-        let mut files: Vec<NewFile> = found
-            .into_iter()
-            .map(|found| NewFile { path: found.path, file: found.file, length: found.length })
-            .collect();
+        let mut files: Vec<SideFile> = found.into_iter().map(Into::into).collect();
         files.sort_by_cached_key(|file| (rank(&file.path), file.path.clone()));
         Ok(files)
     }
@@ -122,12 +119,6 @@ impl Remote {
             Error::corrupt("directory", 0, problem).in_file(self.name())
         })
     }
-}
-
-struct NewFile {
-    path: String,
-    file: PathBuf,
-    length: u64,
 }
 
 /// The order in which files come: containers, files beside them, and those by which a folder is

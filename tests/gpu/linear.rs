@@ -6,15 +6,15 @@ use std::{ops::Range, slice, sync::Arc};
 use df11::{
     Error, Result,
     gpu::{
-        Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput, LoadOptions,
-        Matrix, Residence, Routing, Status, Transcoded,
+        CutArrays, Device, GpuModel, GroupedLinear, Indices, Linear, LinearInput, LinearOutput,
+        LoadOptions, Matrix, Residence, Routing, Status, Transcoded,
         cudarc::driver::{
             CudaSlice, CudaStream, DevicePtr as _, DevicePtrMut as _, result::memset_d8_async,
         },
     },
     hazmat::{
         Tiles,
-        gpu::{CutArrays, FastPacker, TableAddresses, TileAddresses},
+        gpu::{FastPacker, TableAddresses, TileAddresses},
         tile::Arrays,
     },
 };
@@ -628,9 +628,11 @@ pub(super) fn borrowed(
     let [codebook, records, bitstream, plane, table] =
         [0, 1, 2, 3, 4].map(|at| memory[at].device_ptr(stream).0);
     stream.synchronize().unwrap();
-    let wanted = [(name, [codebook, records, bitstream, plane])];
+    let arrays = [codebook, records, bitstream, plane];
+    let to = std::array::from_fn(|at| (arrays[at], lengths[at]));
+    let wanted = CutArrays { name, rows: 0..rows, columns: 0..columns, to };
     // SAFETY: each array has its memory.
-    unsafe { model.upload_arrays(device, &wanted, &()) }.unwrap();
+    unsafe { model.upload_arrays(device, &[wanted], &()) }.unwrap();
     let tables = [TableAddresses { codebook, codebook_bytes: lengths[0], table }];
     // SAFETY: the codebook is there, and the table has its bytes.
     unsafe { device.build_tables(split, &tables) }.unwrap();
@@ -680,7 +682,7 @@ fn cuts_arrive_as_the_host_makes_them() {
         .collect();
     stream.synchronize().unwrap();
     // SAFETY: each array has its memory.
-    unsafe { model.upload_cuts(device, &cuts, &()) }.unwrap();
+    unsafe { model.upload_arrays(device, &cuts, &()) }.unwrap();
     for (arrays, memory) in expected.iter().zip(&memory) {
         for (array, memory) in arrays.iter().zip(memory) {
             let found = stream.clone_dtoh(memory).unwrap();
@@ -692,7 +694,7 @@ fn cuts_arrive_as_the_host_makes_them() {
         let mut cuts = cuts.clone();
         change(&mut cuts[2]);
         // SAFETY: as above; memory of another length is refused.
-        unsafe { model.upload_cuts(device, &cuts, &()) }
+        unsafe { model.upload_arrays(device, &cuts, &()) }
     };
     let shorter = with(&|cut| cut.to[3].1 -= 16);
     assert!(matches!(shorter, Err(Error::Corrupt { .. })), "{shorter:?}");

@@ -92,11 +92,25 @@ struct Findings<'m> {
 
 /// Findings on a model.
 struct Part<'m> {
-    component: &'m Component<Model>,
+    model: &'m Model,
+    /// Its folder in a pipeline; otherwise empty.
+    folder: &'m str,
     total: Figures,
     blocks: Vec<BlockFigures>,
     /// Exponents of all weights, if they were decoded.
     exponents: Option<Histogram>,
+}
+
+/// The JSON of `df11 inspect` on a model, whose weights it does not read.
+///
+/// # Errors
+/// [`Error::Corrupt`] if the model's directory is damaged.
+pub fn describe(model: &Model, source: &Path, tensors: bool) -> df11::Result<String> {
+    let blocks = model.blocks().map(|block| BlockFigures::new(block, |_| Ok(None)));
+    let blocks = blocks.collect::<df11::Result<Vec<_>>>()?;
+    let total = figures::total(&blocks);
+    let part = Part { model, folder: "", total, blocks, exponents: None };
+    Ok(report::part_json(&part, source, tensors).to_string())
 }
 
 impl Inspect {
@@ -213,6 +227,7 @@ impl Inspect {
             .blocks()
             .map(|block| BlockFigures::new(block, &mut measure))
             .collect::<df11::Result<_>>()?;
-        Ok(Part { component, total: figures::total(&blocks), blocks, exponents })
+        let (folder, total) = (&*component.folder, figures::total(&blocks));
+        Ok(Part { model, folder, total, blocks, exponents })
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn text(findings: &Findings<'_>, tensors: bool, histogram: bool) -> S
     }
     let mut texts = Vec::new();
     for part in &findings.parts {
-        let name = printable(component_name(&part.component.folder));
+        let name = printable(component_name(part.folder));
         texts.push(format!("[{name}]\n{}", of(part)));
     }
     let total = total(findings);
@@ -48,14 +48,13 @@ pub(super) fn json(findings: &Findings<'_>, tensors: bool) -> Value {
     if !models.is_pipeline() {
         return part_json(&parts[0], findings.path, tensors);
     }
-    let component = |part: &Part<'_>| {
-        of_component(&part.component.folder, part_json(part, findings.path, tensors))
-    };
+    let component =
+        |part: &Part<'_>| of_component(part.folder, part_json(part, findings.path, tensors));
     json!({
         "command": "inspect",
         "source": text::path_field(findings.path),
         "complete": models.missing().is_empty()
-            && parts.iter().all(|part| part.component.model.is_complete()),
+            && parts.iter().all(|part| part.model.is_complete()),
         "missing_components": models.missing(),
         "container_bytes": stored_bytes(findings),
         "total": total(findings).json(),
@@ -96,7 +95,7 @@ fn part_text(part: &Part<'_>, tensors: bool, exponents: bool) -> String {
 }
 
 fn summary(part: &Part<'_>) -> String {
-    let model = &part.component.model;
+    let model = part.model;
     let (weights, side) = file_counts(model);
     let mut lines = vec![
         format!("identity  {}", model.identity()),
@@ -177,7 +176,7 @@ fn tensor_table(part: &Part<'_>) -> String {
             information,
         ]
     };
-    let blocks = part.component.model.blocks().zip(&part.blocks);
+    let blocks = part.model.blocks().zip(&part.blocks);
     text::table(
         header,
         blocks.flat_map(|(block, found)| block.tensors().zip(&found.tensors)).map(row),
@@ -206,8 +205,8 @@ fn histogram(exponents: &Histogram) -> String {
     format!("{}\n{} of 256 exponents occur", lines.join("\n"), exponents.used())
 }
 
-fn part_json(part: &Part<'_>, source: &Path, tensors: bool) -> Value {
-    let model = &part.component.model;
+pub(super) fn part_json(part: &Part<'_>, source: &Path, tensors: bool) -> Value {
+    let model = part.model;
     let (weights_files, side_files) = file_counts(model);
     let blocks: Vec<Value> = model
         .blocks()

@@ -10,7 +10,7 @@ use super::matrix::{Matrix, MatrixArrays, shift, within};
 use super::task::GatherTask;
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::task::{FEW_TASKS, TileTask, kernel_of};
-use crate::gpu::{fault::refuse, program::OUTPUT_ALIGNMENT};
+use crate::gpu::{fault::refuse, program::check_output};
 use crate::{Error, Result, open::Rect};
 
 /// The place of row indices in device memory.
@@ -21,6 +21,16 @@ pub enum Indices {
     U32(CUdeviceptr),
     /// Signed 64-bit indices at this device address, a multiple of 8.
     I64(CUdeviceptr),
+}
+
+impl Indices {
+    /// Their address, the bytes of one, and 1 for the wide ones, as tasks have it.
+    pub(super) const fn place(self) -> (CUdeviceptr, u64, u32) {
+        match self {
+            Self::U32(address) => (address, 4, 0),
+            Self::I64(address) => (address, 8, 1),
+        }
+    }
 }
 
 impl Matrix {
@@ -163,10 +173,7 @@ impl Matrix {
         columns: &Range<u64>,
         output: CUdeviceptr,
     ) -> Result<()> {
-        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
-            return refuse(problem, "start it on 256 bytes");
-        }
+        check_output(output)?;
         within(rows, self.row_count(), 1, "rows")?;
         within(columns, self.column_count(), 1, "columns").map(drop)
     }
@@ -196,10 +203,7 @@ impl Matrix {
     ) -> Result<()> {
         check_contexts(self.device(), stream, status)?;
         self.check_bf16()?;
-        let (address, bytes, wide) = match indices {
-            Indices::U32(address) => (address, 4, 0),
-            Indices::I64(address) => (address, 8, 1),
-        };
+        let (address, bytes, wide) = indices.place();
         if !address.is_multiple_of(bytes) || !output.is_multiple_of(2) {
             let problem = "the indices or the output are misaligned";
             return refuse(problem, "begin each on a multiple of an element's bytes");

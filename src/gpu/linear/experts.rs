@@ -10,7 +10,7 @@ use super::matrix::{Matrix, MatrixArrays};
 use super::task::MAX_EXPERTS;
 use crate::gpu::fault::refuse;
 use crate::gpu::module::DecodeLaunch;
-use crate::gpu::program::OUTPUT_ALIGNMENT;
+use crate::gpu::program::{OUTPUT_ALIGNMENT, check_output};
 use crate::gpu::status::{Status, check_contexts};
 use crate::gpu::task::{ChooseTask, DecodeTask, kernel_of};
 use crate::gpu::{device::Device, memory::Buffer};
@@ -142,18 +142,12 @@ impl ExpertDecoder {
         stream: &CudaStream,
         status: &Status,
     ) -> Result<()> {
-        if !output.is_multiple_of(OUTPUT_ALIGNMENT) {
-            let problem = format!("the output's address is not a multiple of {OUTPUT_ALIGNMENT}");
-            return refuse(problem, "start it on 256 bytes");
-        }
+        check_output(output)?;
         check_contexts(self.device(), stream, status)?;
         let (kernels, status) = (self.device().kernels(), status.device_pointer());
         let (mut launch, mut tasks) = (self.launch, self.tasks.pointer());
         if let Some(choices) = choices.filter(|one| one.count < ALL_CHOICES * self.experts) {
-            let (ids, each, wide) = match choices.ids {
-                Indices::U32(ids) => (ids, 4, 0),
-                Indices::I64(ids) => (ids, 8, 1),
-            };
+            let (ids, each, wide) = choices.ids.place();
             let (map, map_count) = choices.map;
             if !ids.is_multiple_of(each) || !map.is_multiple_of(4) {
                 return refuse("ids or their map are misaligned", "begin each on its own bytes");

@@ -189,9 +189,4 @@ impl FastPacker {
         // SAFETY: the caller's promise.
         unsafe { self.packer.copy(exceptions, to, stream) }
     }
-
-    /// Bytes that the matrix takes, except its exceptions.
-    pub const fn bytes(&self) -> u64 {
-        fast_bytes(self.strips.rows, self.strips.columns)
-    }
 }
