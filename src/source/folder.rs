@@ -57,6 +57,12 @@ pub struct SideFile {
     pub length: u64,
 }
 
+impl From<Found> for SideFile {
+    fn from(Found { path, file, length, .. }: Found) -> Self {
+        Self { path, file, length }
+    }
+}
+
 impl Source {
     /// Opens a safetensors file, or a folder.
     ///

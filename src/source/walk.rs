@@ -8,7 +8,6 @@ use std::{
 use crate::{
     Error, Result,
     paths::{PENDING, check_path, is_safetensors},
-    source::SideFile,
 };
 
 /// The largest side file, in bytes.
@@ -45,12 +44,6 @@ impl LeftOut {
     /// Whether its name, or that of a folder above it, begins with a dot.
     pub fn is_hidden(&self) -> bool {
         self.reason == HIDDEN
-    }
-}
-
-impl From<Found> for SideFile {
-    fn from(Found { path, file, length, .. }: Found) -> Self {
-        Self { path, file, length }
     }
 }
 
