@@ -259,7 +259,7 @@ class Held:
             return self.compute(*args, **kwargs)
         except comfy.model_management.OOM_EXCEPTION:
             pass
-        # What streams have freed may be in pieces, which are joined once the GPU has nothing to do.
+        # Memory that streams have freed may be in pieces. It is joined while the GPU does nothing.
         comfy.model_management.soft_empty_cache()
         return self.compute(*args, **kwargs)
 
