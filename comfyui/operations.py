@@ -279,12 +279,13 @@ class HeldLinear(Held):
         """Packs the weight for the first product with few rows of x, if it is on the GPU. Later it
         is packed while it is loaded.
         """
+        if self.is_few or x.numel() > FEW_ROWS * x.shape[-1]:
+            return
         weight = self.weight
-        if self.is_few or self.grow is None or self.is_changed or is_fast(weight):
+        if self.grow is None or self.is_changed or is_fast(weight):
             return
         is_there = weight.is_cuda and weight.device == x.device
-        is_few = x.numel() <= FEW_ROWS * x.shape[-1]
-        if is_few and is_there and weight.dtype == torch.bfloat16 and not is_recorded():
+        if is_there and weight.dtype == torch.bfloat16 and not is_recorded():
             self.is_few = True
             self.pack(None, weight.device)
             self.grow(self.weight.nbytes - weight.nbytes)

@@ -66,7 +66,8 @@ pub(crate) fn compress<'py>(
     })
 }
 
-/// What was fetched from a store, and goes with this; none of a source on this machine.
+/// Fetches a source that is in a store, and removes it when the result is dropped. `None` for a
+/// source on this machine.
 fn fetched(source: &Path, observer: &dyn Observer) -> df11::Result<Option<FetchedSource>> {
     let Some(name) = source.to_str().filter(|_| is_far(source)) else { return Ok(None) };
     let fetched = FetchedSource::fetch(name, WantedFiles::Variant(None), observer)?;
